@@ -1,0 +1,189 @@
+//! What a gate run found, as plain data. The JSON of `docs/bundles.md` is this module serialized;
+//! every other format is a view of it.
+
+use serde::{Serialize, Serializer};
+
+/// The word that a case, a check or a tensor ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Compared, and right.
+    Pass,
+    /// An accuracy or contract failure.
+    Fail,
+    /// The input is wrong; nothing was judged.
+    Error,
+    /// Nothing to judge it by.
+    Unjudged,
+}
+
+impl Verdict {
+    /// The word itself.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Error => "error",
+            Self::Unjudged => "unjudged",
+        }
+    }
+
+    /// The verdict on several: a failure wins over unjudged, unjudged over a pass.
+    #[must_use]
+    pub fn worst(verdicts: impl IntoIterator<Item = Self>) -> Self {
+        let rank = |verdict| match verdict {
+            Self::Pass => 0,
+            Self::Unjudged => 1,
+            Self::Fail => 2,
+            Self::Error => 3,
+        };
+        verdicts.into_iter().max_by_key(|&verdict| rank(verdict)).unwrap_or(Self::Unjudged)
+    }
+}
+
+/// A number that may be NaN or infinite; JSON gets the strings `NaN`, `Infinity` and `-Infinity` then.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Number(pub f64);
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.is_finite() { serializer.serialize_f64(self.0) } else { serializer.collect_str(self) }
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_nan() {
+            f.write_str("NaN")
+        } else if self.0.is_infinite() {
+            f.write_str(if self.0 > 0.0 { "Infinity" } else { "-Infinity" })
+        } else {
+            // Every value here is an FP32, BF16 or integer, so the shortest FP32 text is exact.
+            write!(f, "{}", self.0 as f32)
+        }
+    }
+}
+
+/// A whole run.
+#[derive(Clone, Debug, Serialize)]
+pub struct GateReport {
+    /// The run's verdict.
+    pub verdict: Verdict,
+    /// What was wrong with the request, when `verdict` is `error`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// One entry a case.
+    pub cases: Vec<CaseReport>,
+}
+
+/// One case.
+#[derive(Clone, Debug, Serialize)]
+pub struct CaseReport {
+    /// The case's own name.
+    pub name: String,
+    /// Where it was read from.
+    pub path: String,
+    /// Its verdict.
+    pub verdict: Verdict,
+    /// Wall time, in seconds.
+    pub seconds: f64,
+    /// Where the outputs came from, in a few words (`emulated, kernel 5b8ce4d6`).
+    pub source: String,
+    /// Contract checks.
+    pub checks: Vec<Check>,
+    /// Compared tensors, in contract order.
+    pub tensors: Vec<TensorReport>,
+    /// Rounding rules asked for and found.
+    pub policy: PolicyReport,
+    /// What this data could not have shown.
+    pub coverage: Vec<String>,
+    /// Things to know that are neither failures nor gaps (a padding row that shares an active row's slot).
+    pub warnings: Vec<String>,
+    /// The first tensor, in contract order, at which drift was made.
+    pub first_divergence: Option<String>,
+    /// Tensors that differ only because an earlier one does.
+    pub consequences: Vec<String>,
+    /// The named cause, when one was asked for and found.
+    pub cause: Option<String>,
+}
+
+/// One contract check.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// Its name, e.g. `padding_rows`.
+    pub name: String,
+    /// Its verdict.
+    pub verdict: Verdict,
+    /// What was found, with places.
+    pub detail: String,
+}
+
+/// One compared tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorReport {
+    /// The kernel's name of it.
+    pub name: String,
+    /// Its verdict.
+    pub verdict: Verdict,
+    /// Whether its stage was recomputed from the device's own inputs to it.
+    pub forced: bool,
+    /// Elements compared.
+    pub elements: u64,
+    /// Elements equal to the value the contract gives.
+    pub exact: u64,
+    /// Differing elements that a permitted freedom or a tie rule explains.
+    pub explained: u64,
+    /// Of those, values within the derived bound of a rounding boundary, or of the exact FP32 value.
+    pub explained_flips: u64,
+    /// Of those, exact ties that went by another rule than asked for.
+    pub explained_ties: u64,
+    /// Differing elements that nothing permitted explains: drift.
+    pub unexplained: u64,
+    /// Non-finite elements on the device's side.
+    pub nonfinite: u64,
+    /// Drifting elements whose device value is exactly half of the reference's.
+    pub exactly_half: u64,
+    /// The worst drifting element, or the worst explained one when nothing drifts.
+    pub worst: Option<Element>,
+    /// The worst few drifting elements, worst first.
+    pub worst_elements: Vec<Element>,
+    /// Rows that hold drift.
+    pub rows_failing: Vec<usize>,
+    /// Query or KV heads that hold drift, for tensors laid out by head.
+    pub heads_failing: Vec<usize>,
+    /// KV pages that hold drift, for cache tensors.
+    pub pages_failing: Vec<usize>,
+    /// What the drift looks like, in words, most specific first.
+    pub notes: Vec<String>,
+}
+
+/// One element, both sides.
+#[derive(Clone, Debug, Serialize)]
+pub struct Element {
+    /// Its index in the captured tensor.
+    pub index: Vec<usize>,
+    /// What the device gave.
+    pub device: Number,
+    /// What the contract gives.
+    pub reference: Number,
+    /// The device's bit pattern, `0x`-prefixed.
+    pub device_bits: String,
+    /// The reference's bit pattern, `0x`-prefixed.
+    pub reference_bits: String,
+    /// Distance in units in the last place of the tensor's own type; absent when a side is not finite.
+    pub ulps: Option<u64>,
+}
+
+/// Rounding rules asked for and found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct PolicyReport {
+    /// What the device was held to: `auto`, `production`, `rne`, or a file's name.
+    pub asked: String,
+    /// The rule seen at each site, or `not exercised`.
+    pub rules: std::collections::BTreeMap<String, String>,
+    /// Exact ties seen at each site that had any.
+    pub ties: std::collections::BTreeMap<String, u64>,
+    /// Sites whose rule is not the one asked for, each with what was found.
+    pub violations: Vec<String>,
+}

@@ -1,0 +1,16 @@
+//! Products and sums: the plain kernels, which are the specification of every faster one.
+//!
+//! The order of every FP32 sum is part of the reference's contract and never depends on a register
+//! width or on a thread count: work is split over output columns, never over a sum.
+
+pub mod matmul;
+pub mod sum;
+
+pub use matmul::{distinct_rows, exact_bf16_product, matmul_bf16, matmul_i8};
+pub use sum::SumOrder;
+
+/// The kernels in use on this machine.
+#[must_use]
+pub fn level_name() -> &'static str {
+    "portable"
+}

@@ -1,0 +1,23 @@
+//! The pure-CPU reference of the Qwen3 A8W8 kernels.
+//!
+//! A decode layer is a [stage table](stages) in the order of `docs/numerics.md`. Running all stages
+//! is a layer; running one stage on a device's own tensors is teacher forcing; running all with one
+//! entry of the [`Policy`] changed is a counterfactual; what passes between them is a [`Trace`].
+//! This crate reads no file, prints nothing and knows neither cases nor devices.
+
+pub mod bounds;
+pub mod elementary;
+pub mod geometry;
+pub mod inputs;
+pub mod kernels;
+pub mod policy;
+pub mod rounding;
+pub mod stages;
+pub mod tensor;
+
+pub use geometry::{BATCH, Geometry, PAGE, TILE};
+pub use inputs::{Batch, Cache, LayerInputs, LayerWeights};
+pub use policy::{Freedom, Policy, Site};
+pub use rounding::Rounding;
+pub use stages::{Stage, Trace};
+pub use tensor::{DType, Tensor, TensorId};
