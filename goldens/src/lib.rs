@@ -1,1 +1,36 @@
-//! placeholder
+//! Verdicts from first principles on captured kernel outputs.
+//!
+//! [`judge`] walks the reference's stage table beside a bundle's captures. A stage whose inputs the
+//! device gave is recomputed from them (`forced`), and each element of what it wrote is exact, an
+//! explained rounding flip, an explained tie, or drift; what lies behind a gap is judged against a
+//! sampled distribution. `docs/verdicts.md` derives every rule. This crate prints nothing.
+
+mod attention;
+mod checks;
+mod compare;
+mod coverage;
+mod evidence;
+mod judge;
+mod notes;
+mod place;
+pub mod report;
+mod rules;
+mod tally;
+mod unforced;
+
+pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
+
+/// How one element compares with the contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// The value the contract gives, bit for bit.
+    Exact,
+    /// Within the derived bound of a rounding boundary, or of the exact FP32 value.
+    Flip,
+    /// An exact tie that went by another rule than the one asked for.
+    Tie,
+    /// Nothing permitted explains it.
+    Drift,
+    /// Not compared: another row's write is what this place holds.
+    Skipped,
+}

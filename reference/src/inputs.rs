@@ -98,3 +98,38 @@ pub struct LayerInputs<'a> {
     /// Caches before the step.
     pub cache: Cache<'a>,
 }
+
+impl LayerInputs<'_> {
+    /// The same inputs over other caches.
+    #[must_use]
+    pub fn with_cache<'b>(&'b self, k: ArrayView2<'b, bf16>, v: ArrayView2<'b, bf16>) -> LayerInputs<'b> {
+        let w = &self.weights;
+        LayerInputs {
+            geometry: self.geometry,
+            batch: self.batch,
+            hidden_states: self.hidden_states.view(),
+            weights: LayerWeights {
+                input_rms_weight: w.input_rms_weight.view(),
+                post_rms_weight: w.post_rms_weight.view(),
+                q_norm_weight: w.q_norm_weight.view(),
+                k_norm_weight: w.k_norm_weight.view(),
+                wq: w.wq.view(),
+                wk: w.wk.view(),
+                wv: w.wv.view(),
+                wo: w.wo.view(),
+                w_gate: w.w_gate.view(),
+                w_up: w.w_up.view(),
+                wq_scale: w.wq_scale.view(),
+                wk_scale: w.wk_scale.view(),
+                wv_scale: w.wv_scale.view(),
+                wo_scale: w.wo_scale.view(),
+                w_gate_scale: w.w_gate_scale.view(),
+                w_up_scale: w.w_up_scale.view(),
+                w_down: w.w_down.view(),
+            },
+            rope_cos: self.rope_cos.view(),
+            rope_sin: self.rope_sin.view(),
+            cache: Cache { k, v },
+        }
+    }
+}

@@ -1,1 +1,17 @@
-fn main(){}
+//! The command line of Assay: `assay` when installed, `cargo xtask` in the repository.
+//!
+//! Commands hold no judgement of their own. They find what the request names, hand it to `cases`, `device`
+//! and `goldens`, and show what came back: one module a command, one a report format, exit codes in one place.
+
+mod cli;
+mod commands;
+mod exit_codes;
+mod output;
+mod progress;
+mod refusal;
+mod report;
+mod suites;
+
+fn main() -> std::process::ExitCode {
+    cli::run(std::env::args_os().collect()).into()
+}

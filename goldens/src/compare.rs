@@ -1,0 +1,492 @@
+//! Forced comparisons: one function for each way in which a stage's output may be judged
+//! (`docs/verdicts.md`). Every one of them recomputes from the device's own inputs to the stage.
+
+use std::sync::Arc;
+
+use half::bf16;
+use ndarray::{Array2, ArrayView1, ArrayView2, s};
+use reference::bounds::{self, Bounded, Confidence};
+use reference::inputs::cache_row;
+use reference::kernels::{exact_bf16_product, matmul_i8};
+use reference::rounding::{is_bf16_tie, is_code_tie, round_f32, to_bf16, to_code};
+use reference::stages::{KvSource, Output};
+use reference::{BATCH, LayerInputs, Rounding, Site, Tensor, TensorId, Trace};
+
+use crate::Mark;
+use crate::evidence::Evidence;
+use crate::rules::{Rules, TieTally};
+use crate::tally::Comparison;
+
+/// What every comparison of a bundle shares.
+pub struct Session<'a, 'd> {
+    /// The layer's inputs.
+    pub inputs: &'a LayerInputs<'d>,
+    /// What the device gave.
+    pub evidence: &'a Evidence,
+    /// The rules in force.
+    pub rules: Rules,
+    /// How sure bounds are to hold.
+    pub confidence: Confidence,
+}
+
+/// Compares one output of a stage that was run on the device's own inputs, `known`.
+pub fn compare(session: &mut Session<'_, '_>, output: Output, device: &Arc<Tensor>, known: &Trace) -> Comparison {
+    use TensorId as T;
+    let id = output.id;
+    let comparison = Comparison {
+        id,
+        forced: true,
+        device: Arc::clone(device),
+        marks: Array2::from_elem(device_dim(device), Mark::Drift),
+        reference: Arc::new(output.tensor),
+        violated: false,
+        notes: Vec::new(),
+    };
+    match (id, output.wide) {
+        (T::NormedStates, Some(wide)) => narrowed(session, comparison, &wide, Site::Normed),
+        (T::AllQPadded, Some(wide)) => narrowed(session, comparison, &wide, Site::Q),
+        (T::KRows, Some(wide)) => narrowed(session, comparison, &wide, Site::KCache),
+        (T::VRows, Some(wide)) => narrowed(session, comparison, &wide, Site::VCache),
+        (T::PostNormPartial, Some(wide)) => narrowed(session, comparison, &wide, Site::Residual),
+        (T::MlpNormIn, Some(wide)) => narrowed(session, comparison, &wide, Site::MlpIn),
+        (T::NormedI8, Some(scaled)) => codes(session, comparison, &scaled, Site::NormedI8),
+        (T::AttnOutI8, Some(scaled)) => codes(session, comparison, &scaled, Site::AttnOutI8),
+        (T::MlpNormI8, Some(scaled)) => codes(session, comparison, &scaled, Site::MlpNormI8),
+        (T::QProj | T::KProj | T::VProj | T::AttnProjFp32 | T::GateAccAll | T::UpAccAll, _) => {
+            projection(session, comparison, known)
+        }
+        (T::InvRmsStates | T::InvRmsTile, _) => inverse_rms(session, comparison, known),
+        (T::QProjNorm | T::KProjNorm, _) => head_norm(session, comparison, known),
+        (T::AttnOut, Some(_)) => crate::attention::compare(session, comparison, known),
+        (T::MlpDownTile, Some(_)) => silu(session, comparison, known),
+        (T::DownAccParts, _) => down(session, comparison, known),
+        (T::Out, Some(_)) => out(session, comparison, known),
+        _ => exact(comparison),
+    }
+}
+
+fn device_dim(device: &Tensor) -> (usize, usize) {
+    let [rows, columns] = device.shape();
+    (rows, columns)
+}
+
+/// Bit equality; NaN equals NaN.
+pub fn same_f32(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+/// Bit equality; NaN equals NaN.
+pub fn same_bf16(a: bf16, b: bf16) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+/// Whether two tensors hold the same bits at a place; NaN equals NaN.
+pub fn same(a: &Tensor, b: &Tensor, row: usize, column: usize) -> bool {
+    a.bits(row, column) == b.bits(row, column) || (a.get(row, column).is_nan() && b.get(row, column).is_nan())
+}
+
+pub fn view_bf16(tensor: &Tensor) -> ArrayView2<'_, bf16> {
+    match tensor {
+        Tensor::Bf16(values) => values.view(),
+        _ => ArrayView2::from_shape((0, 0), &[]).unwrap_or_else(|_| unreachable!("[0, 0] holds nothing")),
+    }
+}
+
+pub fn view_f32(tensor: &Tensor) -> ArrayView2<'_, f32> {
+    match tensor {
+        Tensor::F32(values) => values.view(),
+        _ => ArrayView2::from_shape((0, 0), &[]).unwrap_or_else(|_| unreachable!("[0, 0] holds nothing")),
+    }
+}
+
+/// A stage without freedom: the bits, or drift.
+fn exact(mut comparison: Comparison) -> Comparison {
+    let (device, reference) = (Arc::clone(&comparison.device), Arc::clone(&comparison.reference));
+    for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
+        *mark = if same(&device, &reference, row, column) { Mark::Exact } else { Mark::Drift };
+    }
+    comparison
+}
+
+/// A BF16 narrowing of values that the contract fixes: only the direction of exact ties is open.
+fn narrowed(session: &mut Session<'_, '_>, mut comparison: Comparison, wide: &Array2<f32>, site: Site) -> Comparison {
+    let found = found_writes(session, comparison.id);
+    let dim = session.inputs.geometry.head_dim;
+    let found = |row, column| found.as_ref().map_or(Found::Listed, |found| found[(row, column / dim)]);
+    let device = Arc::clone(&comparison.device);
+    let device = view_bf16(&device);
+    let mut tally = TieTally::default();
+    for ((row, column), &value) in wide.indexed_iter() {
+        if is_bf16_tie(value) && found(row, column) == Found::Listed {
+            let (even, away) = (to_bf16(value, Rounding::Rne), to_bf16(value, Rounding::TiesAway));
+            tally.count(&even, &away, &device[(row, column)], || format!("{}[{row}, {column}]", comparison.id.name()));
+        }
+    }
+    comparison.violated = session.rules.settle(site, tally);
+    let rule = session.rules.policy.at(site);
+    comparison.reference = Arc::new(Tensor::Bf16(wide.mapv(|value| to_bf16(value, rule))));
+    for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
+        let value = wide[(row, column)];
+        *mark = match (found(row, column), narrowing_mark(value, device[(row, column)], rule)) {
+            (Found::OtherRow, _) => Mark::Skipped,
+            // Old bytes that are not the new ones: a write is missing, which `k_written_rows` says.
+            (Found::Unlisted, mark) if mark != Mark::Exact => Mark::Skipped,
+            (_, mark) => mark,
+        };
+    }
+    if let Some(violation) = session.rules.violation(site) {
+        comparison.notes.push(violation.clone());
+    }
+    comparison
+}
+
+/// The mark of one narrowed element whose wide value is exactly known.
+fn narrowing_mark(wide: f32, device: bf16, rule: Rounding) -> Mark {
+    if same_bf16(device, to_bf16(wide, rule)) {
+        return Mark::Exact;
+    }
+    let tie = is_bf16_tie(wide)
+        && [Rounding::Rne, Rounding::TiesAway].into_iter().any(|rule| same_bf16(device, to_bf16(wide, rule)));
+    if tie { Mark::Tie } else { Mark::Drift }
+}
+
+/// For a cache tensor, whether an element of what a physical row writes can be found in the capture:
+/// another row may write the same slot and win, and a place whose bytes did not change is not listed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    Listed,
+    Unlisted,
+    OtherRow,
+}
+
+pub fn found_writes(session: &Session<'_, '_>, id: TensorId) -> Option<Array2<Found>> {
+    let (cache, inputs) = (session.evidence.cache(id)?, session.inputs);
+    let nothing = Trace::new();
+    let source = KvSource::new(inputs, &nothing);
+    let heads = inputs.geometry.num_key_value_heads;
+    Some(Array2::from_shape_fn((BATCH, heads), |(b, kv_head)| {
+        let slot = inputs.batch.slots[b];
+        if source.writer(slot) != Some(b) {
+            Found::OtherRow
+        } else if cache.position.contains_key(&cache_row(inputs.geometry, slot, kv_head)) {
+            Found::Listed
+        } else {
+            Found::Unlisted
+        }
+    }))
+}
+
+/// INT8 codes: exact, ties to even at every quantization.
+fn codes(session: &mut Session<'_, '_>, mut comparison: Comparison, scaled: &Array2<f32>, site: Site) -> Comparison {
+    let device = Arc::clone(&comparison.device);
+    let Tensor::I8(device) = device.as_ref() else { return comparison };
+    let mut tally = TieTally::default();
+    for ((row, column), &value) in scaled.indexed_iter() {
+        if is_code_tie(value) {
+            let (even, away) = (to_code(value, Rounding::Rne), to_code(value, Rounding::TiesAway));
+            tally.count(&even, &away, &device[(row, column)], || format!("{}[{row}, {column}]", comparison.id.name()));
+        }
+    }
+    comparison.violated = session.rules.settle(site, tally);
+    let rule = session.rules.policy.at(site);
+    for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
+        let (value, device) = (scaled[(row, column)], device[(row, column)]);
+        let tie = || {
+            is_code_tie(value)
+                && [Rounding::Rne, Rounding::TiesAway].into_iter().any(|rule| device == to_code(value, rule))
+        };
+        *mark = if device == to_code(value, rule) {
+            Mark::Exact
+        } else if tie() {
+            Mark::Tie
+        } else {
+            Mark::Drift
+        };
+    }
+    if let Some(violation) = session.rules.violation(site) {
+        comparison.notes.push(violation.clone());
+    }
+    comparison
+}
+
+/// The codes, weights and scales that a projection multiplies.
+struct Projection<'k, 'd> {
+    codes: ArrayView2<'k, i8>,
+    act_scale: ArrayView2<'k, f32>,
+    weight: ArrayView2<'d, i8>,
+    weight_scale: ArrayView1<'d, f32>,
+}
+
+fn projection_of<'k, 'd>(id: TensorId, inputs: &LayerInputs<'d>, known: &'k Trace) -> Projection<'k, 'd> {
+    use TensorId as T;
+    let w = inputs.weights;
+    let (codes, scales, weight, weight_scale) = match id {
+        T::QProj => (T::NormedI8, T::ActScales, w.wq, w.wq_scale),
+        T::KProj => (T::NormedI8, T::ActScales, w.wk, w.wk_scale),
+        T::VProj => (T::NormedI8, T::ActScales, w.wv, w.wv_scale),
+        T::AttnProjFp32 => (T::AttnOutI8, T::AttnOutScales, w.wo, w.wo_scale),
+        T::GateAccAll => (T::MlpNormI8, T::MlpActScales, w.w_gate, w.w_gate_scale),
+        _ => (T::MlpNormI8, T::MlpActScales, w.w_up, w.w_up_scale),
+    };
+    Projection { codes: known.i8(codes), act_scale: known.f32(scales), weight, weight_scale }
+}
+
+/// Largest INT32 that every conversion to FP32 represents exactly.
+const EXACT_INT: i32 = 1 << 24;
+
+/// An INT8 projection: exact bits. Where `|acc|` passes 2^24 the conversion of the sum to FP32 rounds; the
+/// device's rule there is not documented, so another consistent one is accepted and named.
+fn projection(session: &Session<'_, '_>, comparison: Comparison, known: &Trace) -> Comparison {
+    let mut comparison = exact(comparison);
+    if !comparison.drifts() {
+        return comparison;
+    }
+    let p = projection_of(comparison.id, session.inputs, known);
+    let acc = matmul_i8(p.codes, p.weight);
+    if acc.iter().all(|sum| sum.abs() <= EXACT_INT) {
+        return comparison;
+    }
+    let device = view_f32(&comparison.device);
+    let value = |converted: f32, b: usize, n: usize| (converted * p.weight_scale[n]) * p.act_scale[(b, 0)];
+    let conversions: [(&str, fn(i32) -> f32); 2] = [("toward zero", truncated), ("ties away from zero", away)];
+    for (name, convert) in conversions {
+        let rounded = || acc.indexed_iter().filter(|(_, sum)| sum.abs() > EXACT_INT);
+        let holds = rounded().all(|((b, n), &sum)| same_f32(device[(b, n)], value(convert(sum), b, n)));
+        if holds {
+            let mut count = 0;
+            for ((b, n), _) in rounded() {
+                if comparison.marks[(b, n)] == Mark::Drift {
+                    comparison.marks[(b, n)] = Mark::Flip;
+                    count += 1;
+                }
+            }
+            comparison.notes.push(format!(
+                "{count} INT32 sums above 2^24 were converted to FP32 {name}; the reference rounds to even, and the \
+                 device's rule is not documented"
+            ));
+            break;
+        }
+    }
+    comparison
+}
+
+/// INT32 to FP32 toward zero.
+fn truncated(sum: i32) -> f32 {
+    let converted = sum as f32;
+    if i64::from(sum).abs() < converted.abs() as i64 { f32::from_bits(converted.to_bits() - 1) } else { converted }
+}
+
+/// INT32 to FP32, nearest, ties away from zero.
+fn away(sum: i32) -> f32 {
+    let low = truncated(sum);
+    let step = f32::from_bits(low.to_bits() + 1);
+    let magnitude = i64::from(sum).abs();
+    let (below, above) = (magnitude - low.abs() as i64, step.abs() as i64 - magnitude);
+    if below == 0 || below < above { low } else { step }
+}
+
+/// Whether some INT32 sum behind a projection passed 2^24, as its dequantized values show.
+pub fn passes_exact_int(output: &Output, inputs: &LayerInputs<'_>, known: &Trace) -> bool {
+    let p = projection_of(output.id, inputs, known);
+    view_f32(&output.tensor).indexed_iter().any(|((b, n), &value)| {
+        let scale = f64::from(p.weight_scale[n]) * f64::from(p.act_scale[(b, 0)]);
+        f64::from(value).abs() > f64::from(EXACT_INT) * scale.abs()
+    })
+}
+
+/// One FP32 scalar a row, with a bound on it.
+fn inverse_rms(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) -> Comparison {
+    let inputs = session.inputs;
+    let mut x = inputs.hidden_states.mapv(bf16::to_f32);
+    let exact_squares = comparison.id == TensorId::InvRmsStates;
+    if !exact_squares {
+        x = &known.f32(TensorId::AttnProjFp32) + &x;
+    }
+    let (device, reference) = (view_f32(&comparison.device), view_f32(&comparison.reference));
+    for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
+        let value = device[(row, column)];
+        *mark = if same_f32(value, reference[(row, column)]) {
+            Mark::Exact
+        } else {
+            let eps = inputs.geometry.rms_norm_eps;
+            let bound = bounds::inverse_rms(x.row(row), eps, exact_squares, session.confidence);
+            if bound.holds(value) { Mark::Flip } else { Mark::Drift }
+        };
+    }
+    comparison
+}
+
+/// Head norms: all elements of a head share one free scalar, its inverse RMS. One FP32 value of it within
+/// its bound has to give every element's bits.
+fn head_norm(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) -> Comparison {
+    let inputs = session.inputs;
+    let (proj, gamma) = if comparison.id == TensorId::QProjNorm {
+        (TensorId::QProj, inputs.weights.q_norm_weight)
+    } else {
+        (TensorId::KProj, inputs.weights.k_norm_weight)
+    };
+    let dim = inputs.geometry.head_dim;
+    let z = &known.f32(proj) * &known.f32(TensorId::InvRmsStates);
+    let (device, reference) = (view_f32(&comparison.device), view_f32(&comparison.reference));
+    for row in 0..z.nrows() {
+        for start in (0..z.ncols()).step_by(dim) {
+            let head = s![row, start..start + dim];
+            let (z, device, reference) = (z.slice(head), device.slice(head), reference.slice(head));
+            let mut marks = comparison.marks.slice_mut(head);
+            marks.fill(Mark::Exact);
+            if device.iter().zip(reference).all(|(&a, &b)| same_f32(a, b)) {
+                continue;
+            }
+            let eps = inputs.geometry.rms_norm_eps;
+            let inv = bounds::inverse_rms(z, eps, false, session.confidence);
+            let matches = |inv: f32| {
+                let element = move |(i, &z): (usize, &f32)| same_f32(device[i], (z * gamma[i]) * inv);
+                z.iter().enumerate().map(element).collect::<Vec<bool>>()
+            };
+            let best = candidates(inv).map(matches).max_by_key(|hits| hits.iter().filter(|&&hit| hit).count());
+            for (i, mark) in marks.iter_mut().enumerate() {
+                if !same_f32(device[i], reference[i]) {
+                    let hit = best.as_ref().is_some_and(|hits| hits[i]);
+                    *mark = if hit { Mark::Flip } else { Mark::Drift };
+                }
+            }
+        }
+    }
+    comparison
+}
+
+/// Every FP32 value within a bound of a positive scalar. Bounds here span some dozens of them; a
+/// pathological one is cut short.
+fn candidates(scalar: Bounded) -> impl Iterator<Item = f32> {
+    const MOST: u32 = 1 << 12;
+    let low = ((scalar.value - scalar.bound).max(0.0) as f32).to_bits().saturating_sub(1);
+    let high = ((scalar.value + scalar.bound) as f32).to_bits().saturating_add(1);
+    let range = if scalar.value.is_finite() && high < f32::INFINITY.to_bits() { low..=high.min(low + MOST) } else { 1..=0 };
+    range.map(f32::from_bits).filter(move |&candidate| scalar.holds(candidate))
+}
+
+/// SwiGLU: elementwise, narrowed; a boundary within the bound of the exact value explains a flip.
+fn silu(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) -> Comparison {
+    use TensorId as T;
+    let (gate, up, inv) = (known.f32(T::GateAccAll), known.f32(T::UpAccAll), known.f32(T::InvRmsTile));
+    let (device, reference) = (view_bf16(&comparison.device), view_bf16(&comparison.reference));
+    let rule = session.rules.policy.at(Site::Silu);
+    for ((b, n), mark) in comparison.marks.indexed_iter_mut() {
+        *mark = if same_bf16(device[(b, n)], reference[(b, n)]) {
+            Mark::Exact
+        } else {
+            let bounded = bounds::silu(gate[(b, n)] * inv[(b, 0)], up[(b, n)] * inv[(b, 0)]);
+            if bounded.reaches(device[(b, n)], rule) { Mark::Flip } else { Mark::Drift }
+        };
+    }
+    comparison
+}
+
+/// The down projection's FP32 sums, each within the bound of its own terms.
+fn down(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) -> Comparison {
+    let x = known.widened(TensorId::MlpDownTile, session.rules.policy.at(Site::Silu));
+    let w = session.inputs.weights.w_down;
+    let half = w.nrows() / 2;
+    let (device, reference) = (view_f32(&comparison.device), view_f32(&comparison.reference));
+    for part in 0..2 {
+        let rows = part * BATCH..(part + 1) * BATCH;
+        let equal = device.slice(s![rows.clone(), ..]).iter().zip(reference.slice(s![rows, ..])).all(|(&a, &b)| same_f32(a, b));
+        let exact = (!equal).then(|| {
+            let terms = s![.., part * half..(part + 1) * half];
+            exact_bf16_product(x.slice(terms), w.slice(s![part * half..(part + 1) * half, ..]))
+        });
+        for b in 0..BATCH {
+            for n in 0..w.ncols() {
+                let (value, expected) = (device[(part * BATCH + b, n)], reference[(part * BATCH + b, n)]);
+                comparison.marks[(part * BATCH + b, n)] = match &exact {
+                    _ if same_f32(value, expected) => Mark::Exact,
+                    Some((totals, squares)) => {
+                        let (total, squares) = (totals[(b, n)], squares[(b, n)]);
+                        let bound = session.confidence.sum(half, total, squares);
+                        if (Bounded { value: total, bound }).holds(value) { Mark::Flip } else { Mark::Drift }
+                    }
+                    None => Mark::Drift,
+                };
+            }
+        }
+    }
+    comparison
+}
+
+/// The output: two narrowings of values that the contract fixes, each with its own tie rule.
+fn out(session: &mut Session<'_, '_>, mut comparison: Comparison, known: &Trace) -> Comparison {
+    let parts = known.f32(TensorId::DownAccParts);
+    let (low, high) = (parts.slice(s![..BATCH, ..]), parts.slice(s![BATCH.., ..]));
+    let d = &low + &high;
+    let h1b = known.widened(TensorId::PostNormPartial, session.rules.policy.at(Site::Residual));
+    let device = Arc::clone(&comparison.device);
+    let device = view_bf16(&device);
+    let name = |b: usize, n: usize| format!("out[{b}, {n}]");
+
+    let down_rule = session.rules.policy.at(Site::Down);
+    let mut tally = TieTally::default();
+    for ((b, n), &d) in d.indexed_iter() {
+        let wide = round_f32(d, down_rule) + h1b[(b, n)];
+        if is_bf16_tie(wide) {
+            let (even, away) = (to_bf16(wide, Rounding::Rne), to_bf16(wide, Rounding::TiesAway));
+            tally.count(&even, &away, &device[(b, n)], || name(b, n));
+        }
+    }
+    comparison.violated = session.rules.settle(Site::Out, tally);
+
+    let out_rule = session.rules.policy.at(Site::Out);
+    let value = |d: f32, h1b: f32, down: Rounding| to_bf16(round_f32(d, down) + h1b, out_rule);
+    let mut tally = TieTally::default();
+    for ((b, n), &d) in d.indexed_iter() {
+        if is_bf16_tie(d) {
+            let (even, away) = (value(d, h1b[(b, n)], Rounding::Rne), value(d, h1b[(b, n)], Rounding::TiesAway));
+            tally.count(&even, &away, &device[(b, n)], || name(b, n));
+        }
+    }
+    comparison.violated |= session.rules.settle(Site::Down, tally);
+
+    let reference = Array2::from_shape_fn(d.dim(), |at| value(d[at], h1b[at], down_rule));
+    for (at, mark) in comparison.marks.indexed_iter_mut() {
+        let wide = round_f32(d[at], down_rule) + h1b[at];
+        *mark = narrowing_mark(wide, device[at], out_rule);
+        if *mark == Mark::Drift && is_bf16_tie(d[at]) {
+            let other = if down_rule == Rounding::Rne { Rounding::TiesAway } else { Rounding::Rne };
+            let wide = round_f32(d[at], other) + h1b[at];
+            if narrowing_mark(wide, device[at], out_rule) != Mark::Drift {
+                *mark = Mark::Tie;
+            }
+        }
+    }
+    comparison.reference = Arc::new(Tensor::Bf16(reference));
+    for site in [Site::Down, Site::Out] {
+        comparison.notes.extend(session.rules.violation(site).cloned());
+    }
+    comparison
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversions_of_large_sums() {
+        let sum = (1 << 24) + 1;
+        assert_eq!((truncated(sum), away(sum), sum as f32), (16_777_216.0, 16_777_218.0, 16_777_216.0));
+        let sum = -((1 << 24) + 3);
+        assert_eq!((truncated(sum), away(sum), sum as f32), (-16_777_218.0, -16_777_220.0, -16_777_220.0));
+        assert_eq!((truncated(1000), away(1000)), (1000.0, 1000.0));
+        let sum = (1 << 26) + 1;
+        assert_eq!((truncated(sum), away(sum)), (67_108_864.0, 67_108_864.0));
+    }
+
+    #[test]
+    fn a_narrowed_element_is_exact_a_tie_or_drift() {
+        let tie = 1.019_531_25;
+        let (even, away) = (bf16::from_f32(1.015_625), bf16::from_f32(1.023_437_5));
+        assert_eq!(narrowing_mark(tie, even, Rounding::Rne), Mark::Exact);
+        assert_eq!(narrowing_mark(tie, away, Rounding::Rne), Mark::Tie);
+        assert_eq!(narrowing_mark(tie, bf16::from_f32(1.031_25), Rounding::Rne), Mark::Drift);
+        assert_eq!(narrowing_mark(1.016, away, Rounding::Rne), Mark::Drift);
+        assert_eq!(narrowing_mark(f32::NAN, bf16::NAN, Rounding::Rne), Mark::Exact);
+    }
+}

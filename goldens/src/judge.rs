@@ -1,0 +1,370 @@
+//! The walk along the stage table beside a bundle's captures.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use cases::{Case, Inputs, Padding, PolicyRequest};
+use device::Bundle;
+use reference::bounds::Confidence;
+use reference::stages::{Context, STAGES};
+use reference::{LayerInputs, Policy, Rounding, Site, TensorId, Trace};
+use thiserror::Error;
+
+use crate::compare::{Session, compare};
+use crate::coverage::{self, Coverage};
+use crate::evidence::Evidence;
+use crate::report::{CaseReport, Check, GateReport, PolicyReport, TensorReport, Verdict};
+use crate::rules::Rules;
+use crate::tally::Comparison;
+use crate::{checks, notes, unforced};
+
+/// Default false-alarm probability of a whole run.
+pub const FALSE_ALARM: f64 = 1e-6;
+
+/// One bundle to judge.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    /// What was run, and what the device gave.
+    pub bundle: &'a Bundle,
+    /// Its inputs, regenerated.
+    pub inputs: &'a Inputs,
+    /// The rounding rules the device is held to.
+    pub policy: &'a PolicyRequest,
+    /// When set, only these captured tensors are looked at; written cache rows stand under `KRows`, `VRows`.
+    pub only: Option<&'a BTreeSet<TensorId>>,
+    /// False-alarm probability of the whole run, default [`FALSE_ALARM`].
+    pub false_alarm: f64,
+}
+
+/// Why a bundle cannot be judged as asked.
+#[derive(Debug, Error)]
+pub enum JudgeError {
+    /// The inputs lack something: a fault of the caller.
+    #[error("{case}: {source}")]
+    Inputs {
+        /// The case.
+        case: String,
+        /// What is missing.
+        source: cases::InputError,
+    },
+    /// A policy keeps a site wide whose narrowed tensor the device stored.
+    #[error(
+        "policy: `none` at {site}, but the bundle holds {tensor}, which is stored in BF16; \
+         take `none` away there, or the tensor out of the comparison"
+    )]
+    StoredWide {
+        /// The site.
+        site: &'static str,
+        /// The tensor.
+        tensor: &'static str,
+    },
+}
+
+/// Hears what is being done.
+pub trait Progress: Sync {
+    /// A part of the work begins.
+    fn begin(&self, what: &str);
+    /// A step of it is done.
+    fn step(&self, what: &str);
+}
+
+impl Progress for () {
+    fn begin(&self, _: &str) {}
+    fn step(&self, _: &str) {}
+}
+
+impl GateReport {
+    /// The report on several cases.
+    #[must_use]
+    pub fn new(cases: Vec<CaseReport>) -> Self {
+        Self { verdict: Verdict::worst(cases.iter().map(|case| case.verdict)), message: None, cases }
+    }
+}
+
+/// Judges one bundle. `path` and `seconds` of the report are left for the caller.
+///
+/// # Errors
+/// [`JudgeError`] when the request contradicts the bundle.
+pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, JudgeError> {
+    let case = &job.bundle.case;
+    progress.begin(&case.name);
+    if case.batch().is_none() {
+        return Ok(unjudged(case, job.policy, "token runs are not judged by this version"));
+    }
+    let inputs = job.inputs.layer(0).map_err(|source| JudgeError::Inputs { case: case.name.clone(), source })?;
+    let Some(captures) = job.bundle.captures.as_ref() else {
+        return Ok(unjudged(case, job.policy, "the bundle holds no captures"));
+    };
+    let evidence = Evidence::collect(captures, &inputs, job.only);
+    if evidence.tensors.is_empty() && evidence.wrong_dtype.is_empty() {
+        return Ok(unjudged(case, job.policy, "the bundle holds no output"));
+    }
+    let rules = Rules::new(job.policy);
+    refuse_stored_wide(&rules.policy, &evidence)?;
+
+    let confidence = Confidence::new(job.false_alarm);
+    let replicated = case.padding == Padding::ReplicateRow0;
+    let walk = settled_walk(&inputs, &evidence, rules, confidence, job.false_alarm, progress);
+    Ok(report(case, job, &inputs, &evidence, walk, replicated))
+}
+
+/// A walk's findings.
+pub struct Walk {
+    /// Compared tensors, in contract order.
+    pub comparisons: Vec<Comparison>,
+    /// Tensors known at the end: the device's where captured, else recomputed without freedom from them.
+    pub known: Trace,
+    /// The rules found.
+    pub rules: Rules,
+    /// What the data could not have shown.
+    pub coverage: Coverage,
+}
+
+/// Walks under the request's rules; where a free site's tensor was not captured, so that its ties cannot be
+/// read off, and something drifts, the other tie rule is tried there and kept if it explains more.
+fn settled_walk(
+    inputs: &LayerInputs<'_>,
+    evidence: &Evidence,
+    rules: Rules,
+    confidence: Confidence,
+    false_alarm: f64,
+    progress: &dyn Progress,
+) -> Walk {
+    let drift = |walk: &Walk| -> u64 { walk.comparisons.iter().map(|c| c.count(crate::Mark::Drift)).sum() };
+    let walk_with = |rules: Rules| walk(inputs, evidence, rules, confidence, false_alarm, progress);
+    let mut best = walk_with(rules.clone());
+    let mut start = rules;
+    for site in hidden_sites(evidence) {
+        if drift(&best) == 0 {
+            break;
+        }
+        if !start.is_open(site) {
+            continue;
+        }
+        let mut other = start.clone();
+        other.policy.set(site, Rounding::Rne);
+        let candidate = walk_with(other.clone());
+        if drift(&candidate) < drift(&best) / 2 {
+            (best, start) = (candidate, other);
+        }
+    }
+    best
+}
+
+/// Free sites whose tensor the device did not give, in contract order.
+fn hidden_sites(evidence: &Evidence) -> Vec<Site> {
+    stored_at().into_iter().filter(|(site, id)| site.ties_are_free() && !evidence.tensors.contains_key(id)).map(|(site, _)| site).collect()
+}
+
+/// The stored BF16 tensor behind each site that has one.
+fn stored_at() -> [(Site, TensorId); 9] {
+    [
+        (Site::Normed, TensorId::NormedStates),
+        (Site::Q, TensorId::AllQPadded),
+        (Site::KCache, TensorId::KRows),
+        (Site::VCache, TensorId::VRows),
+        (Site::Attn, TensorId::AttnOut),
+        (Site::Residual, TensorId::PostNormPartial),
+        (Site::MlpIn, TensorId::MlpNormIn),
+        (Site::Silu, TensorId::MlpDownTile),
+        (Site::Out, TensorId::Out),
+    ]
+}
+
+fn refuse_stored_wide(policy: &Policy, evidence: &Evidence) -> Result<(), JudgeError> {
+    for (site, id) in stored_at() {
+        if policy.at(site) == Rounding::None && evidence.tensors.contains_key(&id) {
+            return Err(JudgeError::StoredWide { site: site.name(), tensor: id.name() });
+        }
+    }
+    Ok(())
+}
+
+/// One walk along the stage table. A stage runs on the device's own tensors where they were captured, and
+/// on what follows from them without freedom; its captured outputs are compared and then taken as known. What
+/// lies behind a stage with freedom whose output was not captured is judged by sampling.
+fn walk(
+    inputs: &LayerInputs<'_>,
+    evidence: &Evidence,
+    rules: Rules,
+    confidence: Confidence,
+    false_alarm: f64,
+    progress: &dyn Progress,
+) -> Walk {
+    let patched = PatchedCache::new(inputs, evidence);
+    let (k, v) = match &patched {
+        Some(patched) => (patched.k.view(), patched.v.view()),
+        None => (inputs.cache.k.view(), inputs.cache.v.view()),
+    };
+    let before = inputs.with_cache(inputs.cache.k.view(), inputs.cache.v.view());
+    let after = inputs.with_cache(k, v);
+    let mut known = Trace::new();
+    let mut comparisons = Vec::new();
+    let mut coverage = Coverage::default();
+    let mut rules = rules;
+    for stage in STAGES {
+        let attention = stage.writes.contains(&TensorId::AttnOut);
+        let inputs = if attention { &after } else { &before };
+        let mut session = Session { inputs, evidence, rules, confidence };
+        if stage.reads.iter().all(|&id| known.get(id).is_some()) {
+            let policy = session.rules.policy.clone();
+            for output in (stage.run)(&Context { inputs, policy: &policy }, &known) {
+                let id = output.id;
+                match evidence.tensors.get(&id) {
+                    Some(device) => {
+                        coverage.see(&output, inputs, &known);
+                        let mut comparison = compare(&mut session, output, device, &known);
+                        notes::explain(&mut comparison, &session, &known);
+                        comparisons.push(comparison);
+                        known.force(id, Arc::clone(device));
+                    }
+                    None if stage.free => {}
+                    None => known.record(output),
+                }
+            }
+        } else {
+            for &id in stage.writes {
+                if let Some(device) = evidence.tensors.get(&id) {
+                    let comparison = unforced::compare(&mut session, id, device, &known, false_alarm, progress);
+                    comparisons.push(comparison);
+                    known.force(id, Arc::clone(device));
+                }
+            }
+        }
+        rules = session.rules;
+        progress.step(stage.name);
+    }
+    Walk { comparisons, known, rules, coverage }
+}
+
+/// The caches with every row that the device wrote, its stray ones outside the batch's slots included.
+struct PatchedCache {
+    k: ndarray::Array2<half::bf16>,
+    v: ndarray::Array2<half::bf16>,
+}
+
+impl PatchedCache {
+    /// `None` when the device wrote nowhere else: then the cache before the step serves.
+    fn new(inputs: &LayerInputs<'_>, evidence: &Evidence) -> Option<Self> {
+        let expected = checks::expected_rows(inputs);
+        let strays = |cache: &Option<crate::evidence::CacheEvidence>| {
+            cache.as_ref().is_some_and(|cache| cache.position.keys().any(|row| !expected.contains(row)))
+        };
+        if !strays(&evidence.k) && !strays(&evidence.v) {
+            return None;
+        }
+        let patch = |before: ndarray::ArrayView2<'_, half::bf16>, cache: &Option<crate::evidence::CacheEvidence>| {
+            let mut after = before.to_owned();
+            if let Some(cache) = cache {
+                for (&row, &index) in &cache.position {
+                    after.row_mut(row).assign(&cache.values.row(index));
+                }
+            }
+            after
+        };
+        Some(Self { k: patch(inputs.cache.k, &evidence.k), v: patch(inputs.cache.v, &evidence.v) })
+    }
+}
+
+/// A case of which nothing can be said.
+fn unjudged(case: &Case, policy: &PolicyRequest, why: &str) -> CaseReport {
+    CaseReport {
+        name: case.name.clone(),
+        path: String::new(),
+        verdict: Verdict::Unjudged,
+        seconds: 0.0,
+        source: coverage::source(case),
+        checks: vec![Check { name: "captures".to_owned(), verdict: Verdict::Unjudged, detail: why.to_owned() }],
+        tensors: Vec::new(),
+        policy: PolicyReport { asked: policy.name().to_owned(), ..PolicyReport::default() },
+        coverage: vec![why.to_owned()],
+        warnings: case.warnings(),
+        first_divergence: None,
+        consequences: Vec::new(),
+        cause: None,
+    }
+}
+
+/// Puts a walk's findings, the contract checks and the coverage remarks together.
+fn report(
+    case: &Case,
+    job: &Job<'_>,
+    inputs: &LayerInputs<'_>,
+    evidence: &Evidence,
+    walk: Walk,
+    replicated: bool,
+) -> CaseReport {
+    let mut tensors: Vec<(TensorId, TensorReport)> = Vec::new();
+    for comparison in &walk.comparisons {
+        tensors.push((comparison.id, comparison.report(inputs, evidence.cache(comparison.id))));
+    }
+    for (&id, found) in &evidence.wrong_dtype {
+        tensors.push((id, checks::wrong_dtype(id, found)));
+    }
+    for id in [TensorId::KRows, TensorId::VRows] {
+        if let Some(cache) = evidence.cache(id) {
+            tensors.push((id, checks::written_rows(id, cache, inputs, &walk.comparisons)));
+        }
+    }
+    // Contract order; the rows that were written come before their values.
+    tensors.sort_by_key(|(id, report)| (*id, report.name.ends_with("_values")));
+
+    let checks = checks::all(&checks::Evidenced {
+        case,
+        inputs,
+        evidence,
+        walk: &walk,
+        replicated,
+        final_caches: &case.final_cache_sha256,
+    });
+    let mut failing: Vec<String> =
+        tensors.iter().filter(|(_, t)| t.verdict == Verdict::Fail).map(|(_, t)| t.name.clone()).collect();
+    let first_divergence = (!failing.is_empty()).then(|| failing.remove(0));
+    let consequences = consequences(&walk, first_divergence.as_deref());
+
+    let hidden = |id| job.only.is_some_and(|only| !only.contains(&id));
+    let out_missing = !evidence.tensors.contains_key(&TensorId::Out)
+        && !evidence.wrong_dtype.contains_key(&TensorId::Out)
+        && !hidden(TensorId::Out);
+    let mut coverage = walk.coverage.remarks(inputs, evidence, &walk.rules, &walk.comparisons);
+    let mut verdict = Verdict::Pass;
+    let failed = tensors.iter().any(|(_, t)| t.verdict == Verdict::Fail) || checks.iter().any(|c| c.verdict == Verdict::Fail);
+    let compared: u64 = tensors.iter().map(|(_, t)| t.elements).sum();
+    if failed {
+        verdict = Verdict::Fail;
+    } else if out_missing || compared == 0 {
+        verdict = Verdict::Unjudged;
+        coverage.insert(0, "the bundle holds no `out`: the layer's result was not judged".to_owned());
+    }
+    CaseReport {
+        name: case.name.clone(),
+        path: String::new(),
+        verdict,
+        seconds: 0.0,
+        source: coverage::source(case),
+        checks,
+        tensors: tensors.into_iter().map(|(_, tensor)| tensor).collect(),
+        policy: walk.rules.report(job.policy.name()),
+        coverage,
+        warnings: case.warnings(),
+        first_divergence,
+        consequences,
+        cause: None,
+    }
+}
+
+/// Tensors that are fed by the first divergence and are right for the inputs they were given, or that could only
+/// be judged behind it: whatever is wrong in them is its consequence. A forced tensor that drifts again is not
+/// among them: it has a fault of its own.
+fn consequences(walk: &Walk, first: Option<&str>) -> Vec<String> {
+    let Some(origin) = walk.comparisons.iter().find(|c| Some(c.id.name()) == first) else { return Vec::new() };
+    // A tensor is downstream when one of its stage's inputs is the origin or is downstream itself.
+    let mut downstream = BTreeSet::from([origin.id]);
+    for stage in STAGES {
+        if stage.reads.iter().any(|id| downstream.contains(id)) {
+            downstream.extend(stage.writes);
+        }
+    }
+    let fed = walk.comparisons.iter().filter(|c| c.id != origin.id && downstream.contains(&c.id));
+    fed.filter(|c| !c.forced || !c.fails()).map(|c| c.id.name().to_owned()).collect()
+}

@@ -1,0 +1,90 @@
+//! The command line as a whole: parsing, and what a wrong request looks like in each format.
+
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{case, doctor, gate};
+use crate::exit_codes::Code;
+use crate::refusal::Refusal;
+use crate::{output, report};
+
+/// Tells whether an NPU kernel computes what it should.
+#[derive(Parser)]
+#[command(name = "assay", version, about, max_term_width = 120, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 every case passed; 1 an accuracy or contract failure was found; \
+    2 the request or an input is wrong, nothing was judged; 125 could not be judged";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Judge captured kernel outputs against the contract
+    Gate(Box<gate::Gate>),
+    /// List, show and make cases
+    #[command(subcommand)]
+    Case(case::Command),
+    /// Show what this program found on this machine
+    Doctor,
+}
+
+/// Runs the command that the arguments ask for. `args[0]` is the program's name.
+pub fn run(args: Vec<OsString>) -> Code {
+    let json = asks_for_json(&args);
+    let result = match Cli::try_parse_from(args) {
+        Ok(Cli { command: Command::Gate(gate) }) => gate.run(),
+        Ok(Cli { command: Command::Case(case) }) => case.run(),
+        Ok(Cli { command: Command::Doctor }) => doctor::run(),
+        // Help and version are answers.
+        Err(answer) if !answer.use_stderr() => output::stdout(&answer.render().ansi().to_string()).map(|()| Code::Pass),
+        Err(usage) => {
+            output::stderr(&usage.render().ansi().to_string());
+            if json { refuse_in_json(usage.render().to_string().trim_start_matches("error: ")) } else { Ok(()) }
+                .map(|()| Code::Refused)
+        }
+    };
+    result.unwrap_or_else(|refusal| {
+        output::stderr(&refusal.human());
+        // Standard output may be what failed; the exit code still says it.
+        if json && !matches!(refusal, Refusal::Write { .. }) {
+            let _ = refuse_in_json(&refusal.to_string());
+        }
+        Code::Refused
+    })
+}
+
+fn refuse_in_json(message: &str) -> Result<(), Refusal> {
+    output::stdout(&report::json::refused(message.trim_end()))
+}
+
+/// Whether JSON was asked for, read off the raw arguments: a wrong request must be answered in the format
+/// it asks for, and a wrong request is one that does not parse.
+fn asks_for_json(args: &[OsString]) -> bool {
+    let args: Vec<_> = args.iter().take_while(|arg| *arg != "--").collect();
+    args.iter().any(|arg| *arg == "--format=json")
+        || args.windows(2).any(|pair| pair[0] == "--format" && pair[1] == "json")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn json_is_seen_in_requests_that_do_not_parse() {
+        let asks = |line: &str| asks_for_json(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        assert!(asks("assay gate --format json --no-such-flag"));
+        assert!(asks("assay gate --no-such-flag --format=json"));
+        assert!(!asks("assay gate --format human"));
+        assert!(!asks("assay gate -- --format=json"));
+    }
+}

@@ -1,0 +1,234 @@
+//! `assay gate`: judge captured kernel outputs against the contract.
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use cases::{InputStore, Inputs, PolicyRequest, Suite};
+use clap::{Args, ValueEnum};
+use device::Bundle;
+use goldens::report::{CaseReport, GateReport};
+use goldens::{Job, judge};
+use reference::TensorId;
+
+use crate::exit_codes::Code;
+use crate::progress::Bar;
+use crate::refusal::Refusal;
+use crate::{output, report, suites};
+
+/// The request.
+#[derive(Args)]
+pub struct Gate {
+    /// Bundles, case files, or directories searched for them; none: the repository's default suite
+    #[arg(value_name = "BUNDLE-OR-CASE-OR-DIRECTORY")]
+    paths: Vec<PathBuf>,
+    /// Judge a suite: a name (default, full) or a suite file
+    #[arg(long, value_name = "NAME")]
+    suite: Option<String>,
+    /// Rounding rules the device is held to: auto, production, rne, or a YAML file {site: rule};
+    /// default: what the case says, else auto
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<String>,
+    /// Format of the report on standard output
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    format: Format,
+    /// Also write a JUnit report to this file
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Threads to use; results do not depend on it
+    #[arg(long, value_name = "N", value_parser = threads)]
+    threads: Option<NonZeroUsize>,
+    /// Look at these captured tensors only, hide the others (`out`: judge from the output alone)
+    #[arg(long, value_name = "TENSOR,...", value_delimiter = ',', value_parser = tensor)]
+    tensors: Option<Vec<TensorId>>,
+    /// Probability that a whole run of right kernels fails all the same
+    #[arg(long, value_name = "P", default_value_t = goldens::FALSE_ALARM, value_parser = probability)]
+    false_alarm: f64,
+    /// Show every tensor, element and remark, of passing cases too
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// Report formats of standard output.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Tables for a person
+    Human,
+    /// One JSON object
+    Json,
+    /// A GitHub step summary in Markdown; appended to $GITHUB_STEP_SUMMARY too when that is set
+    Github,
+}
+
+impl Gate {
+    /// Judges and reports.
+    ///
+    /// # Errors
+    /// The first thing about the request or an input that is wrong; no report has been printed then.
+    pub fn run(&self) -> Result<Code, Refusal> {
+        let outcome = self.judge_all();
+        let report = outcome.as_ref().map_or_else(|refusal| refused(&refusal.to_string()), Clone::clone);
+        if let Some(path) = &self.junit {
+            let written =
+                report::junit::render(&report).and_then(|text| device::write_atomically(path, text.as_bytes()));
+            // A refused request has a more useful story to tell than its report.
+            if let Err(error) = written
+                && outcome.is_ok()
+            {
+                return Err(Refusal::Write { path: path.clone(), error });
+            }
+        }
+        let report = outcome?;
+        match self.format {
+            Format::Human => output::stdout(&report::human::render(&report, self.verbose))?,
+            Format::Json => output::stdout(&report::json::render(&report))?,
+            Format::Github => {
+                let text = report::github::render(&report);
+                if let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) {
+                    append(Path::new(&path), &text)?;
+                }
+                output::stdout(&text)?;
+            }
+        }
+        Ok(report.verdict.into())
+    }
+
+    /// A report that cannot be written is better known before the work than after it.
+    fn check_junit(&self) -> Result<(), Refusal> {
+        match self.junit.as_deref().and_then(Path::parent) {
+            Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+                Err(Refusal::Request(format!("--junit: {} is not a directory; make it first", folder.display())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn judge_all(&self) -> Result<GateReport, Refusal> {
+        self.check_junit()?;
+        let policy = self.policy.as_deref().map(PolicyRequest::from_flag).transpose()?;
+        let only: Option<BTreeSet<_>> = self.tensors.as_ref().map(|tensors| tensors.iter().copied().collect());
+        if let Some(threads) = self.threads {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads.get())
+                .build_global()
+                .map_err(|error| Refusal::Request(format!("--threads {threads}: {error}")))?;
+        }
+        let paths = self.cases()?;
+        // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
+        for path in &paths {
+            Bundle::open(path)?;
+        }
+        let (store, bar) = (InputStore::new(), Bar::new(paths.len()));
+        let mut reports = Vec::new();
+        for path in &paths {
+            reports.push(self.judge_one(path, policy.as_ref(), only.as_ref(), &store, &bar)?);
+            bar.done();
+        }
+        Ok(GateReport::new(reports))
+    }
+
+    fn judge_one(
+        &self,
+        path: &Path,
+        policy: Option<&PolicyRequest>,
+        only: Option<&BTreeSet<TensorId>>,
+        store: &InputStore,
+        bar: &Bar,
+    ) -> Result<CaseReport, Refusal> {
+        let started = Instant::now();
+        let bundle = Bundle::open(path)?;
+        let inputs = Inputs::generate(&bundle.case, store)?;
+        let job = Job {
+            bundle: &bundle,
+            inputs: &inputs,
+            policy: policy.unwrap_or(&bundle.case.policy),
+            only,
+            false_alarm: self.false_alarm,
+        };
+        let refused = |error| Refusal::Judge { case: bundle.case.path.clone(), error };
+        let mut report = judge(&job, bar).map_err(refused)?;
+        report.path = report::text::place(&bundle.case.path);
+        report.seconds = started.elapsed().as_secs_f64();
+        if let (Some(PolicyRequest::Custom(_)), Some(file)) = (policy, &self.policy) {
+            report.policy.asked.clone_from(file);
+        }
+        Ok(report)
+    }
+
+    /// The case files that the request names.
+    fn cases(&self) -> Result<Vec<PathBuf>, Refusal> {
+        let suite = self.suite.as_deref().or_else(|| self.paths.is_empty().then_some("default"));
+        let mut files = Vec::new();
+        if let Some(name) = suite {
+            files.extend(Suite::load(&suites::find(name)?)?.bundles);
+        }
+        for path in &self.paths {
+            files.extend(cases::discover(path)?);
+        }
+        Ok(files)
+    }
+}
+
+fn refused(message: &str) -> GateReport {
+    GateReport { verdict: goldens::report::Verdict::Error, message: Some(message.into()), cases: Vec::new() }
+}
+
+fn append(path: &Path, text: &str) -> Result<(), Refusal> {
+    let written =
+        OpenOptions::new().append(true).create(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| Refusal::Write { path: path.to_path_buf(), error })
+}
+
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    const MOST: usize = 1024;
+    match text.parse::<NonZeroUsize>() {
+        Ok(threads) if threads.get() <= MOST => Ok(threads),
+        _ => Err(format!("expected a number from 1 to {MOST}")),
+    }
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value < 1.0 => Ok(value),
+        _ => Err("expected a probability between 0 and 1, both excluded".into()),
+    }
+}
+
+/// A tensor by its name in a capture.
+fn tensor(name: &str) -> Result<TensorId, String> {
+    let found = match name {
+        "k_written_rows" => Some(TensorId::KRows),
+        "v_written_rows" => Some(TensorId::VRows),
+        _ => TensorId::ALL.into_iter().find(|id| id.name() == name),
+    };
+    let names = || TensorId::ALL.map(TensorId::name).join(", ");
+    found.ok_or_else(|| format!("no captured tensor has this name; there are: {}", names()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        for text in ["0", "-1", "1025", "many", "18446744073709551616"] {
+            assert!(threads(text).is_err(), "{text}");
+        }
+        for text in ["0", "1", "-0.1", "NaN", "inf", ""] {
+            assert!(probability(text).is_err(), "{text}");
+        }
+        assert_eq!(probability("1e-6"), Ok(1e-6));
+    }
+
+    #[test]
+    fn tensors_go_by_the_names_of_captures() {
+        for id in TensorId::ALL {
+            assert_eq!(tensor(id.name()), Ok(id));
+        }
+        assert_eq!(tensor("k_written_rows"), Ok(TensorId::KRows));
+        assert!(tensor("outt").unwrap_err().contains("attn_out"));
+    }
+}

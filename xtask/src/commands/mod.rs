@@ -1,0 +1,5 @@
+//! The commands, one module each.
+
+pub mod case;
+pub mod doctor;
+pub mod gate;

@@ -1,0 +1,44 @@
+//! Progress on a terminal's standard error; silent in a pipe.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::report::text::plain;
+
+/// A bar over the cases of a run, with the step at work beside it.
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar over this many cases. indicatif draws it only where standard error is a terminal.
+    pub fn new(cases: usize) -> Self {
+        let bar = ProgressBar::new(cases as u64);
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} {prefix} {wide_msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self(bar)
+    }
+
+    /// A case is done.
+    pub fn done(&self) {
+        self.0.inc(1);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl goldens::Progress for Bar {
+    fn begin(&self, case: &str) {
+        self.0.set_prefix(plain(case).into_owned());
+        self.0.set_message("");
+    }
+
+    fn step(&self, step: &str) {
+        self.0.set_message(plain(step).into_owned());
+    }
+}

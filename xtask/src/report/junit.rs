@@ -1,0 +1,86 @@
+//! The JUnit report: a test suite a case, a test case a check and a tensor.
+
+use std::io;
+use std::time::Duration;
+
+use goldens::report::{CaseReport, GateReport, TensorReport, Verdict};
+use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
+
+use super::summary;
+use super::text::plain;
+
+/// The report as XML.
+///
+/// # Errors
+/// The XML writer refuses.
+pub fn render(report: &GateReport) -> io::Result<String> {
+    let mut out = Report::new("assay");
+    out.set_time(duration(report.cases.iter().map(|case| case.seconds).sum()));
+    if let Some(message) = &report.message {
+        let mut suite = TestSuite::new("request");
+        suite.add_test_case(TestCase::new("request", status(report.verdict, &plain(message), "")));
+        out.add_test_suite(suite);
+    }
+    out.add_test_suites(report.cases.iter().map(suite));
+    out.to_string().map_err(io::Error::other)
+}
+
+fn suite(case: &CaseReport) -> TestSuite {
+    let name = plain(&case.name);
+    let mut suite = TestSuite::new(&*name);
+    suite.set_time(duration(case.seconds));
+    suite.add_property(("path", &*plain(&case.path)));
+    suite.add_property(("source", &*plain(&summary::provenance(case))));
+    let mut add = |test: &str, status| {
+        let mut test = TestCase::new(plain(test), status);
+        test.set_classname(&*name);
+        suite.add_test_case(test);
+    };
+    // Whatever made the case fail, a reader that only counts test cases sees it fail.
+    add("verdict", status(case.verdict, &plain(&summary::headline(case).unwrap_or_default()), ""));
+    for check in &case.checks {
+        add(&format!("check {}", check.name), status(check.verdict, &plain(&check.detail), ""));
+    }
+    for tensor in &case.tensors {
+        let message = message(tensor);
+        add(&format!("tensor {}", tensor.name), status(tensor.verdict, &plain(&message), &description(tensor)));
+    }
+    let remarks = case.warnings.iter().map(|text| ("warning", text));
+    let remarks = remarks.chain(case.coverage.iter().map(|text| ("not shown by this data", text)));
+    let remarks: Vec<_> = remarks.map(|(what, text)| format!("{what}: {}", plain(text))).collect();
+    if !remarks.is_empty() {
+        suite.set_system_out(remarks.join("\n"));
+    }
+    suite
+}
+
+fn message(tensor: &TensorReport) -> String {
+    if tensor.unexplained > 0 {
+        return summary::drift(tensor);
+    }
+    tensor.notes.first().cloned().unwrap_or_else(|| tensor.name.clone())
+}
+
+fn description(tensor: &TensorReport) -> String {
+    let notes = tensor.notes.iter().map(|note| plain(note).into_owned());
+    notes.chain(tensor.worst_elements.iter().map(summary::element)).collect::<Vec<_>>().join("\n")
+}
+
+fn status(verdict: Verdict, message: &str, description: &str) -> TestCaseStatus {
+    let mut status = match verdict {
+        Verdict::Pass => return TestCaseStatus::success(),
+        Verdict::Unjudged => TestCaseStatus::skipped(),
+        Verdict::Fail => TestCaseStatus::non_success(NonSuccessKind::Failure),
+        Verdict::Error => TestCaseStatus::non_success(NonSuccessKind::Error),
+    };
+    status.set_message(message);
+    if !description.is_empty() {
+        status.set_description(description);
+    }
+    status
+}
+
+/// Seconds as a duration; what cannot be one is none.
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}

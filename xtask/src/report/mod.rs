@@ -1,0 +1,11 @@
+//! Report formats. Each is a view of [`goldens::report::GateReport`] and none of them judges.
+
+pub mod github;
+pub mod human;
+pub mod json;
+pub mod junit;
+pub mod summary;
+pub mod text;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! What a report says in words, for every format that a person reads.
+
+use goldens::report::{CaseReport, Check, Element, PolicyReport, TensorReport, Verdict};
+use reference::Site;
+
+use super::text::{grouped, labelled, plural};
+
+/// The sentence that a failing or unjudged case is about; `None` for one that passed.
+pub fn headline(case: &CaseReport) -> Option<String> {
+    if case.verdict == Verdict::Pass {
+        return None;
+    }
+    if let Some(name) = &case.first_divergence {
+        let tensor = case.tensors.iter().find(|tensor| tensor.name == *name);
+        return Some(match tensor {
+            Some(tensor) => format!("First divergence: {}.", drift(tensor)),
+            None => format!("First divergence: {name}."),
+        });
+    }
+    if let Some(violation) = case.policy.violations.first() {
+        return Some(format!("Rounding rule: {violation}."));
+    }
+    let worst = |verdict| case.checks.iter().find(|check| check.verdict == verdict);
+    let check = worst(Verdict::Fail).or_else(|| worst(Verdict::Unjudged));
+    check.map(self::check)
+}
+
+/// A check and what it found.
+pub fn check(check: &Check) -> String {
+    format!("{}: {}", check.name, check.detail)
+}
+
+/// One tensor's drift: how much, where, and its worst element.
+pub fn drift(tensor: &TensorReport) -> String {
+    let mut text =
+        format!("{}: {} of {} drift", tensor.name, grouped(tensor.unexplained), plural(tensor.elements, "element"),);
+    if let Some(places) = places(tensor) {
+        text.push_str(&format!(", in {places}"));
+    }
+    if let Some(worst) = &tensor.worst {
+        text.push_str(&format!("; worst {}", element(worst)));
+    }
+    text
+}
+
+/// Rows, heads and pages that hold drift.
+pub fn places(tensor: &TensorReport) -> Option<String> {
+    let parts = [
+        labelled("row", &tensor.rows_failing),
+        labelled("head", &tensor.heads_failing),
+        labelled("page", &tensor.pages_failing),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+/// One element: place, both values, both bit patterns, distance.
+pub fn element(element: &Element) -> String {
+    let ulps = element.ulps.map(|ulps| format!(", {} ULP apart", grouped(ulps))).unwrap_or_default();
+    format!(
+        "{:?}: device {} ({}), contract {} ({}){ulps}",
+        element.index, element.device, element.device_bits, element.reference, element.reference_bits,
+    )
+}
+
+/// What was compared, in one line.
+pub fn compared(case: &CaseReport) -> String {
+    let sum = |field: fn(&TensorReport) -> u64| case.tensors.iter().map(field).fold(0, u64::saturating_add);
+    if case.tensors.is_empty() {
+        return "no tensor compared".into();
+    }
+    let mut parts = vec![format!("{} exact", grouped(sum(|tensor| tensor.exact)))];
+    let explained = sum(|tensor| tensor.explained);
+    if explained > 0 {
+        parts.push(format!(
+            "{} explained ({}, {})",
+            grouped(explained),
+            plural(sum(|tensor| tensor.explained_flips), "rounding flip"),
+            plural(sum(|tensor| tensor.explained_ties), "tie"),
+        ));
+    }
+    for (count, what) in [(sum(|tensor| tensor.unexplained), "drift"), (sum(|tensor| tensor.nonfinite), "non-finite")] {
+        if count > 0 {
+            parts.push(format!("{} {what}", grouped(count)));
+        }
+    }
+    format!(
+        "{}, {}: {}",
+        plural(case.tensors.len() as u64, "tensor"),
+        plural(sum(|tensor| tensor.elements), "element"),
+        parts.join(", ")
+    )
+}
+
+/// The rules found, grouped by rule and in the contract's order of sites, each with its ties.
+pub fn policy(policy: &PolicyReport) -> Vec<String> {
+    let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
+    let known = Site::ALL.map(Site::name);
+    let other = policy.rules.keys().map(String::as_str).filter(|site| !known.contains(site));
+    for site in known.into_iter().chain(other) {
+        let Some(rule) = policy.rules.get(site) else { continue };
+        let entry = match policy.ties.get(site) {
+            Some(&ties) if ties > 0 => format!("{site} ({})", plural(ties, "tie")),
+            _ => site.to_owned(),
+        };
+        match groups.iter_mut().find(|(name, _)| *name == rule.as_str()) {
+            Some((_, sites)) => sites.push(entry),
+            None => groups.push((rule, vec![entry])),
+        }
+    }
+    groups.into_iter().map(|(rule, sites)| format!("{rule}: {}", sites.join(", "))).collect()
+}
+
+/// Where the outputs came from. An emulated device is never to be taken for hardware.
+pub fn provenance(case: &CaseReport) -> String {
+    if case.source.is_empty() {
+        return "outputs: of unknown origin".into();
+    }
+    let emulated = case.source.starts_with("emulated");
+    let note = " (the kernel's source executed operator by operator on a CPU, not NPU hardware)";
+    format!("outputs: {}{}", case.source, if emulated { note } else { "" })
+}
+
+/// How many cases ended how: `1 failed, 2 passed`.
+pub fn tally(cases: &[CaseReport]) -> String {
+    let count = |verdict| cases.iter().filter(|case| case.verdict == verdict).count();
+    let parts: Vec<_> = [
+        (Verdict::Error, "refused"),
+        (Verdict::Fail, "failed"),
+        (Verdict::Unjudged, "could not be judged"),
+        (Verdict::Pass, "passed"),
+    ]
+    .into_iter()
+    .map(|(verdict, word)| (count(verdict), word))
+    .filter(|(count, _)| *count > 0)
+    .map(|(count, word)| format!("{count} {word}"))
+    .collect();
+    if parts.is_empty() {
+        "no case".into()
+    } else {
+        format!("{}: {}", plural(cases.len() as u64, "case"), parts.join(", "))
+    }
+}
