@@ -224,7 +224,7 @@ impl Checker<'_> {
 
     fn tensors(&self) -> Result<BTreeMap<Input, Recipe>, CaseError> {
         let mut recipes = BTreeMap::new();
-        for (key, raw) in &self.raw.tensors.value.0 {
+        for (key, raw) in &self.raw.tensors.0 {
             let input = self.input(key, "tensors", |input| self.kernel.reads(input))?;
             if !input.has_recipe() {
                 let message = format!("tensors: {} has no recipe: it follows from rope_theta", key.value);

@@ -34,7 +34,7 @@ pub(crate) struct RawCase {
     pub max_seq: Spanned<i64>,
     pub pages: Spanned<i64>,
     pub rope_theta: Spanned<f64>,
-    pub tensors: Spanned<Entries<Spanned<RawRecipe>>>,
+    pub tensors: Entries<Spanned<RawRecipe>>,
     pub active_batch: Spanned<i64>,
     pub seq_lens: Option<RawRow>,
     pub block_table: RawRows,

@@ -99,7 +99,7 @@ fn written_contexts(batch: &Batch, warnings: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::case::Kernel;
+    use crate::case::{DeviceInfo, DeviceKind, Kernel};
     use crate::new::{NewCase, new_case};
     use crate::recipe::{Recipe, RecipeKind};
     use reference::Geometry;
@@ -158,6 +158,17 @@ mod tests {
         let warnings = overwritten.warnings();
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("padding row 7") && warnings[0].contains("position 40 of active row 1"));
+    }
+
+    #[test]
+    fn unchecked_inputs_of_a_device_are_named() {
+        let mut recorded = case(1, Padding::ReplicateRow0);
+        recorded.device = Some(DeviceInfo { kind: DeviceKind::Npu, kernel_revision: None, exp_ulp: None });
+        recorded.inputs_sha256 =
+            recorded.inputs().filter(|&input| input != Input::Wk).map(|i| (i, "0".repeat(64))).collect();
+        let warnings = recorded.warnings();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("no hash of wk:"), "{warnings:?}");
     }
 
     #[test]
