@@ -25,8 +25,9 @@ const LARGEST_INPUTS: u128 = 32 << 30;
 pub(crate) fn case(text: &str, path: &Path) -> Result<Case, CaseError> {
     let document = Document::new(path, text);
     let kernel = kernel(&document.read()?, &document)?;
-    let raw: RawCase = document.read()?;
     let keys: Keys = document.read()?;
+    required(kernel, &keys, &document)?;
+    let raw: RawCase = document.read()?;
     Checker { document, keys, raw, kernel }.case()
 }
 
@@ -49,6 +50,31 @@ fn kernel(header: &Header, document: &Document<'_>) -> Result<KernelKind, CaseEr
             Err(document.error(place, format!("kernel: no kernel is named {other:?}"), "write decode_layer or tokens"))
         }
     }
+}
+
+/// Keys that every case has.
+const REQUIRED: [&str; 10] =
+    ["name", "geometry", "layers", "seed", "max_seq", "pages", "rope_theta", "tensors", "active_batch", "padding"];
+
+/// Requires the keys of `kernel`.
+fn required(kernel: KernelKind, keys: &Keys, document: &Document<'_>) -> Result<(), CaseError> {
+    let own = match kernel {
+        KernelKind::DecodeLayer => ["seq_lens", "block_table", "slot_mapping"],
+        KernelKind::Tokens => ["prompts", "decode_steps", "block_table"],
+    };
+    match REQUIRED.into_iter().chain(own).find(|key| place(keys, key).is_none()) {
+        Some(key) => {
+            let message = format!("missing key {key:?}, which kernel {} needs", kernel.name());
+            let place = place(keys, "kernel").unwrap_or(Location::UNKNOWN);
+            Err(document.error(place, message, format!("add a line `{key}: ...`")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Where `key` stands.
+fn place(keys: &Keys, key: &str) -> Option<Location> {
+    keys.0.iter().find(|(found, _)| found.value == key).map(|(found, _)| found.referenced)
 }
 
 /// A case file that has the right keys, on its way to a [`Case`].
@@ -112,11 +138,7 @@ impl Checker<'_> {
 
     /// Where the top-level `key` stands; a list or mapping of several lines begins below it.
     fn key(&self, key: &str) -> Location {
-        self.keys
-            .0
-            .iter()
-            .find(|(found, _)| found.value == key)
-            .map_or(Location::UNKNOWN, |(found, _)| found.referenced)
+        place(&self.keys, key).unwrap_or(Location::UNKNOWN)
     }
 
     /// An integer in `least..=most`; `limit` says what `most` is.

@@ -168,11 +168,28 @@ impl<'a> Document<'a> {
             | YamlError::SerdeInvalidValue { unexpected, expected, .. } => {
                 (format!("expected {expected}, found {unexpected}"), None)
             }
-            other => {
-                let text = UserMessageFormatter.format_message(other).trim().to_owned();
-                (text, None)
+            YamlError::InvalidScalar { ty, location } => {
+                let expected = match *ty {
+                    "u64" => "a whole number from 0 to 18446744073709551615",
+                    "i64" => "a whole number of at most 64 bits",
+                    "floating point" => "a number",
+                    other => other,
+                };
+                let found = self.span(*location).and_then(|span| self.text.get(span)).unwrap_or("something else");
+                (format!("expected {expected}, found {found:?}"), None)
             }
+            YamlError::Unexpected { expected, .. } => {
+                let expected = match *expected {
+                    "mapping start" => "a mapping of keys",
+                    "sequence start" => "a list",
+                    "string scalar" => "a single value",
+                    other => other,
+                };
+                (format!("expected {expected}"), None)
+            }
+            other => (UserMessageFormatter.format_message(other).trim().to_owned(), None),
         };
+        let help = help.or_else(|| Some("docs/bundles.md says what each key holds".to_owned()));
         self.build(error.location(), message, help)
     }
 }

@@ -120,7 +120,8 @@ fn keys() {
         let name = key.split(':').next().unwrap();
         let error = parse(&text).unwrap_err();
         assert!(error.to_string().contains(&format!("missing key {name:?}")), "{error}");
-        assert!(error.line().is_some(), "{error}");
+        // Those two decide how the rest is read, and are missed by the parser itself.
+        assert!(["format", "kernel"].contains(&name) || error.line() == Some(line_of(&text, "kernel:")), "{error}");
     }
     for (from, key) in [
         ("seq_lens: [130, 77, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n", "seq_lens"),
@@ -149,14 +150,18 @@ fn header() {
 
 #[test]
 fn types() {
-    refused(&change(DECODE, "layers: 1", "layers: one"), "layers: one", &[]);
-    refused(&change(DECODE, "layers: 1", "layers: 1.5"), "layers: 1.5", &[]);
+    refused(&change(DECODE, "layers: 1", "layers: one"), "layers: one", &["a whole number", "\"one\""]);
+    refused(&change(DECODE, "layers: 1", "layers: 1.5"), "layers: 1.5", &["a whole number", "1.5"]);
     refused(&change(DECODE, "seed: 101", "seed: -1"), "seed: -1", &[]);
     refused(&change(DECODE, "seed: 101", "seed: 18446744073709551616"), "seed: 18446744073709551616", &[]);
     refused(&change(DECODE, "seq_lens: [130,", "seq_lens: [[130],"), "seq_lens", &[]);
-    refused(&change(DECODE, "  - [24, 52, 35, 18]", "  - 24"), "  - 24", &[]);
+    refused(&change(DECODE, "  - [24, 52, 35, 18]", "  - 24"), "  - 24", &["expected a list"]);
     refused(&change(DECODE, "  - [24, 52, 35, 18]", "  - [24, 52, true, 18]"), "52, true", &[]);
-    refused(&change(DECODE, "  wq: {recipe: int8_normal, std: 32}", "  wq: int8_normal"), "wq: int8_normal", &[]);
+    refused(
+        &change(DECODE, "  wq: {recipe: int8_normal, std: 32}", "  wq: int8_normal"),
+        "wq: int8_normal",
+        &["expected a mapping"],
+    );
     refused(&change(DECODE, "geometry: mini", "geometry: [mini]"), "geometry: [mini]", &["a name or a mapping"]);
     assert_eq!(parse(&change(DECODE, "seed: 101", "seed: 18446744073709551615")).unwrap().seed, u64::MAX);
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytemuck::cast_slice;
-use cases::{Case, Input};
+use cases::Input;
 use half::bf16;
 use ndarray::ArrayView2;
 use reference::inputs::cache_row;
@@ -22,8 +22,6 @@ use crate::tally::{Comparison, cache_row_name};
 
 /// Everything the checks look at.
 pub struct Evidenced<'a, 'd> {
-    /// What was run.
-    pub case: &'a Case,
     /// Its inputs.
     pub inputs: &'a LayerInputs<'d>,
     /// What the device gave.

@@ -151,15 +151,15 @@ pub fn poisoned_slots(inputs: &LayerInputs<'_>, b: usize, values: bool) -> Vec<u
         .collect()
 }
 
-/// Where the outputs come from, in a few words.
+/// Where the outputs come from, in a few words: the device's kind and the kernel's revision.
 pub fn source(case: &Case) -> String {
     let Some(device) = &case.device else { return "not stated".to_owned() };
     let kind = match device.kind {
-        DeviceKind::Emulated => "emulated: the kernel's source executed operator by operator on a CPU, not NPU hardware",
-        DeviceKind::Npu => "npu: real hardware, as the case file states",
+        DeviceKind::Emulated => "emulated",
+        DeviceKind::Npu => "npu",
     };
     match &device.kernel_revision {
-        Some(revision) => format!("{kind}; kernel {revision}"),
+        Some(revision) => format!("{kind}, kernel {revision}"),
         None => kind.to_owned(),
     }
 }

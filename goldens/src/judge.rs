@@ -112,8 +112,6 @@ pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, Judge
 pub struct Walk {
     /// Compared tensors, in contract order.
     pub comparisons: Vec<Comparison>,
-    /// Tensors known at the end: the device's where captured, else recomputed without freedom from them.
-    pub known: Trace,
     /// The rules found.
     pub rules: Rules,
     /// What the data could not have shown.
@@ -234,7 +232,7 @@ fn walk(
         rules = session.rules;
         progress.step(stage.name);
     }
-    Walk { comparisons, known, rules, coverage }
+    Walk { comparisons, rules, coverage }
 }
 
 /// The caches with every row that the device wrote, its stray ones outside the batch's slots included.
@@ -310,7 +308,6 @@ fn report(
     tensors.sort_by_key(|(id, report)| (*id, report.name.ends_with("_values")));
 
     let checks = checks::all(&checks::Evidenced {
-        case,
         inputs,
         evidence,
         walk: &walk,

@@ -23,14 +23,14 @@ pub enum Refusal {
     Discover(#[from] cases::DiscoverError),
     /// A case's inputs are not what its file says.
     #[error(transparent)]
-    Inputs(#[from] cases::InputError),
+    Inputs(Box<cases::InputError>),
     /// A request that no case can be judged by.
     #[error("{}: {error}", case.display())]
     Judge {
         /// The case file.
         case: PathBuf,
         /// Why.
-        error: goldens::JudgeError,
+        error: Box<goldens::JudgeError>,
     },
     /// The parameters of a new case contradict one another.
     #[error(transparent)]
@@ -46,6 +46,12 @@ pub enum Refusal {
     /// Anything else that the request asks for and that is not there.
     #[error("{0}")]
     Request(String),
+}
+
+impl From<cases::InputError> for Refusal {
+    fn from(error: cases::InputError) -> Self {
+        Self::Inputs(Box::new(error))
+    }
 }
 
 impl From<device::BundleError> for Refusal {

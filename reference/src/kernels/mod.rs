@@ -9,8 +9,8 @@ pub mod sum;
 pub use matmul::{distinct_rows, exact_bf16_product, matmul_bf16, matmul_i8};
 pub use sum::SumOrder;
 
-/// The kernels in use on this machine.
+/// The vector level that the kernels run on. Results do not depend on it.
 #[must_use]
-pub fn level_name() -> &'static str {
-    "portable"
+pub fn level_name() -> String {
+    format!("{:?}", pulp::Arch::new())
 }

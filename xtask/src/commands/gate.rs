@@ -148,7 +148,7 @@ impl Gate {
             only,
             false_alarm: self.false_alarm,
         };
-        let refused = |error| Refusal::Judge { case: bundle.case.path.clone(), error };
+        let refused = |error| Refusal::Judge { case: bundle.case.path.clone(), error: Box::new(error) };
         let mut report = judge(&job, bar).map_err(refused)?;
         report.path = report::text::place(&bundle.case.path);
         report.seconds = started.elapsed().as_secs_f64();

@@ -49,7 +49,7 @@ fn section(out: &mut String, case: &CaseReport) -> std::fmt::Result {
                 writeln!(out, "- {}: {}", escape(&tensor.name), escape(note))?;
             }
         }
-        for violation in &case.policy.violations {
+        for violation in summary::violations(case) {
             writeln!(out, "- rounding rule: {}", escape(violation))?;
         }
         writeln!(out)?;

@@ -81,7 +81,11 @@ fn whole(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result
         writeln!(out, "  cause: {}", plain(cause))?;
     }
     if !case.consequences.is_empty() {
-        writeln!(out, "  consequence, not cause: {}", plain(&case.consequences.join(", ")))?;
+        let most = if verbose { usize::MAX } else { 2 * FEW };
+        let shown = case.consequences.iter().take(most).map(|name| plain(name)).collect::<Vec<_>>().join(", ");
+        let more = case.consequences.len().saturating_sub(most);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        writeln!(out, "  consequence, not cause: {shown}{more}")?;
     }
     table(out, case, verbose)?;
     for tensor in &case.tensors {
@@ -171,11 +175,11 @@ fn details(out: &mut String, tensor: &TensorReport) -> std::fmt::Result {
 }
 
 fn rules(out: &mut String, case: &CaseReport) -> std::fmt::Result {
-    if !case.policy.asked.is_empty() {
-        let rules = summary::policy(&case.policy);
+    let rules = summary::policy(&case.policy);
+    if !rules.is_empty() {
         writeln!(out, "  policy {}  {}", plain(&case.policy.asked), plain(&rules.join("; ")))?;
     }
-    for violation in &case.policy.violations {
+    for violation in summary::violations(case) {
         writeln!(out, "  rounding rule: {}", plain(violation))?;
     }
     Ok(())

@@ -42,8 +42,10 @@ fn suite(case: &CaseReport) -> TestSuite {
         add(&format!("check {}", check.name), status(check.verdict, &plain(&check.detail), ""));
     }
     for tensor in &case.tensors {
-        let message = message(tensor);
-        add(&format!("tensor {}", tensor.name), status(tensor.verdict, &plain(&message), &description(tensor)));
+        add(
+            &format!("tensor {}", tensor.name),
+            status(tensor.verdict, &plain(&summary::drift(tensor)), &description(tensor)),
+        );
     }
     let remarks = case.warnings.iter().map(|text| ("warning", text));
     let remarks = remarks.chain(case.coverage.iter().map(|text| ("not shown by this data", text)));
@@ -52,13 +54,6 @@ fn suite(case: &CaseReport) -> TestSuite {
         suite.set_system_out(remarks.join("\n"));
     }
     suite
-}
-
-fn message(tensor: &TensorReport) -> String {
-    if tensor.unexplained > 0 {
-        return summary::drift(tensor);
-    }
-    tensor.notes.first().cloned().unwrap_or_else(|| tensor.name.clone())
 }
 
 fn description(tensor: &TensorReport) -> String {

@@ -30,10 +30,15 @@ pub fn check(check: &Check) -> String {
     format!("{}: {}", check.name, check.detail)
 }
 
-/// One tensor's drift: how much, where, and its worst element.
+/// What is wrong with one tensor: how much of it, where, and its worst element.
 pub fn drift(tensor: &TensorReport) -> String {
-    let mut text =
-        format!("{}: {} of {} drift", tensor.name, grouped(tensor.unexplained), plural(tensor.elements, "element"),);
+    let (name, elements) = (&tensor.name, plural(tensor.elements, "element"));
+    let mut text = match (tensor.unexplained, tensor.explained_ties, tensor.notes.first()) {
+        (0, 0, Some(note)) => return format!("{name}: {note}"),
+        (0, 0, None) => return name.clone(),
+        (0, ties, _) => format!("{name}: {} of {elements} are ties that went by a forbidden rule", grouped(ties)),
+        (drift, _, _) => format!("{name}: {} of {elements} drift", grouped(drift)),
+    };
     if let Some(places) = places(tensor) {
         text.push_str(&format!(", in {places}"));
     }
@@ -108,17 +113,27 @@ pub fn policy(policy: &PolicyReport) -> Vec<String> {
             None => groups.push((rule, vec![entry])),
         }
     }
+    // What was not seen comes after what was.
+    groups.sort_by_key(|(rule, _)| *rule == "not exercised");
     groups.into_iter().map(|(rule, sites)| format!("{rule}: {}", sites.join(", "))).collect()
 }
 
-/// Where the outputs came from. An emulated device is never to be taken for hardware.
+/// Where the outputs came from. An emulated device must never be taken for hardware.
 pub fn provenance(case: &CaseReport) -> String {
-    if case.source.is_empty() {
-        return "outputs: of unknown origin".into();
+    const EMULATED: &str = "the kernel's source executed operator by operator on a CPU, not NPU hardware";
+    match case.source.as_str() {
+        "" => "outputs: of unknown origin".into(),
+        source if source.starts_with("emulated") && !source.contains(EMULATED) => {
+            format!("outputs: {source} ({EMULATED})")
+        }
+        source => format!("outputs: {source}"),
     }
-    let emulated = case.source.starts_with("emulated");
-    let note = " (the kernel's source executed operator by operator on a CPU, not NPU hardware)";
-    format!("outputs: {}{}", case.source, if emulated { note } else { "" })
+}
+
+/// Rules that were broken, those left out that a tensor's own notes say already.
+pub fn violations(case: &CaseReport) -> impl Iterator<Item = &String> {
+    let noted = |violation: &String| case.tensors.iter().any(|tensor| tensor.notes.contains(violation));
+    case.policy.violations.iter().filter(move |violation| !noted(violation))
 }
 
 /// How many cases ended how: `1 failed, 2 passed`.

@@ -128,6 +128,29 @@ fn failing() -> CaseReport {
     }
 }
 
+/// Nothing drifts, but ties went by a rule that was not asked for.
+fn ties() -> CaseReport {
+    let note = "out: 4076 of 8197 ties went away from zero, where ties to even was asked for";
+    let out = TensorReport {
+        verdict: Verdict::Fail,
+        exact: 36_884,
+        explained: 4_076,
+        explained_ties: 4_076,
+        worst: Some(element(&[1, 549], (-4.468_75, 0xc08f), (-4.4375, 0xc08e), Some(1))),
+        notes: vec![note.into()],
+        ..tensor("out", 40_960)
+    };
+    CaseReport {
+        name: "mini/ties".into(),
+        verdict: Verdict::Fail,
+        tensors: vec![out],
+        policy: PolicyReport { asked: "rne".into(), violations: vec![note.into()], ..policy() },
+        coverage: vec![],
+        first_divergence: Some("out".into()),
+        ..passing()
+    }
+}
+
 fn nan() -> CaseReport {
     let worst = element(&[9, 100], (f64::NAN, 0x7fc0), (f64::NEG_INFINITY, 0xff80), None);
     let out = TensorReport {
@@ -185,7 +208,7 @@ fn hostile() -> CaseReport {
 }
 
 fn report() -> GateReport {
-    GateReport::new(vec![passing(), failing(), nan(), unjudged()])
+    GateReport::new(vec![passing(), failing(), nan(), unjudged(), ties()])
 }
 
 fn uncoloured(text: &str) -> String {
