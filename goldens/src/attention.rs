@@ -45,8 +45,7 @@ pub fn compare(session: &Session<'_, '_>, mut comparison: Comparison, known: &Tr
             let row = (b * geometry.num_key_value_heads + kv_head) * BATCH + head % group;
             let q = known.widened_rows(TensorId::AllQPadded, policy.at(Site::Q), row..row + 1);
             let q = q.iter().copied().collect::<Vec<f32>>();
-            let analysis =
-                analyse_head(&q, &keys, &values, geometry.attention_scale(), policy, session.confidence);
+            let analysis = analyse_head(&q, &keys, &values, geometry.attention_scale(), policy, session.confidence);
             let device: Vec<bf16> = device.iter().copied().collect();
             let verdict = analysis.judge(&device);
             let marks = (0..dim)

@@ -36,8 +36,15 @@ pub struct Evidenced<'a, 'd> {
 
 /// All checks, in the order in which they are documented.
 pub fn all(e: &Evidenced<'_, '_>) -> Vec<Check> {
-    let mut checks =
-        vec![padding_rows(e), kv_written_rows(e), kv_values(e), row_independence(e), finite(e), int8_range(e), tiling(e)];
+    let mut checks = vec![
+        padding_rows(e),
+        kv_written_rows(e),
+        kv_values(e),
+        row_independence(e),
+        finite(e),
+        int8_range(e),
+        tiling(e),
+    ];
     checks.extend(work_items(e));
     checks
 }
@@ -72,7 +79,8 @@ fn padding_rows(e: &Evidenced<'_, '_>) -> Check {
 
 fn row_differs(tensor: &Tensor, a: usize, b: usize) -> bool {
     let columns = tensor.shape()[1];
-    (0..columns).any(|c| tensor.bits(a, c) != tensor.bits(b, c) && !(tensor.get(a, c).is_nan() && tensor.get(b, c).is_nan()))
+    (0..columns)
+        .any(|c| tensor.bits(a, c) != tensor.bits(b, c) && !(tensor.get(a, c).is_nan() && tensor.get(b, c).is_nan()))
 }
 
 /// The cache rows that the step writes: the slots of all 16 rows, every KV head.
@@ -101,8 +109,7 @@ pub fn written_rows(
     for b in (0..BATCH).filter(|&b| source.writer(inputs.batch.slots[b]) == Some(b)) {
         for head in 0..inputs.geometry.num_key_value_heads {
             let row = cache_row(inputs.geometry, inputs.batch.slots[b], head);
-            let skipped =
-                marks.is_some_and(|m| (head * dim..(head + 1) * dim).any(|c| m[(b, c)] == Mark::Skipped));
+            let skipped = marks.is_some_and(|m| (head * dim..(head + 1) * dim).any(|c| m[(b, c)] == Mark::Skipped));
             if !cache.position.contains_key(&row) && skipped {
                 missing.push(row);
             }
@@ -145,7 +152,8 @@ pub fn written_rows(
         .map(|i| {
             let device = unexpected.get(i).map_or(f64::NAN, |&row| row as f64);
             let reference = missing.get(i).map_or(f64::NAN, |&row| row as f64);
-            let bits = |value: f64| if value.is_nan() { "absent".to_owned() } else { format!("0x{:016x}", value as u64) };
+            let bits =
+                |value: f64| if value.is_nan() { "absent".to_owned() } else { format!("0x{:016x}", value as u64) };
             Element {
                 index: vec![unexpected.get(i).and_then(|row| cache.position.get(row)).copied().unwrap_or(0)],
                 device: Number(device),
@@ -180,7 +188,8 @@ pub fn written_rows(
 
 /// The first few cache rows by name.
 fn named(rows: &[usize], inputs: &LayerInputs<'_>) -> String {
-    let mut names: Vec<String> = rows.iter().take(3).map(|&row| format!("row {row} ({})", cache_row_name(inputs, row))).collect();
+    let mut names: Vec<String> =
+        rows.iter().take(3).map(|&row| format!("row {row} ({})", cache_row_name(inputs, row))).collect();
     if rows.len() > 3 {
         names.push(format!("and {} more", rows.len() - 3));
     }
@@ -275,7 +284,8 @@ fn kv_values(e: &Evidenced<'_, '_>) -> Check {
         judged += 1;
         if let Some(comparison) = e.walk.comparisons.iter().find(|c| c.id == id && c.fails()) {
             let rows = comparison.drifting_rows(e.inputs);
-            let notes = if comparison.notes.is_empty() { String::new() } else { format!(" ({})", comparison.notes.join("; ")) };
+            let notes =
+                if comparison.notes.is_empty() { String::new() } else { format!(" ({})", comparison.notes.join("; ")) };
             failures.push(format!("{}: {}{notes}", id.name(), counted("row", &rows)));
         }
         if let Some(stated) = e.final_caches.get(&input) {
@@ -303,7 +313,8 @@ fn kv_values(e: &Evidenced<'_, '_>) -> Check {
 fn final_hash(before: ArrayView2<'_, bf16>, cache: &CacheEvidence) -> String {
     let mut hasher = Sha256::new();
     let mut at = 0;
-    let contiguous = |from: usize, to: usize| before.slice(ndarray::s![from..to, ..]).iter().copied().collect::<Vec<bf16>>();
+    let contiguous =
+        |from: usize, to: usize| before.slice(ndarray::s![from..to, ..]).iter().copied().collect::<Vec<bf16>>();
     for (&row, &index) in &cache.position {
         hasher.update(cast_slice::<bf16, u8>(&contiguous(at, row)));
         hasher.update(cast_slice::<bf16, u8>(&cache.values.row(index).to_vec()));
@@ -336,7 +347,9 @@ fn row_independence(e: &Evidenced<'_, '_>) -> Check {
         .walk
         .comparisons
         .iter()
-        .flat_map(|c| c.notes.iter().filter(|note| note.contains("holds row")).map(|note| format!("{}: {note}", c.id.name())))
+        .flat_map(|c| {
+            c.notes.iter().filter(|note| note.contains("holds row")).map(|note| format!("{}: {note}", c.id.name()))
+        })
         .collect();
     if !exchanged.is_empty() {
         return check(NAME, Verdict::Fail, exchanged.join("; "));
@@ -450,7 +463,9 @@ fn work_items(e: &Evidenced<'_, '_>) -> Option<Check> {
         return None;
     }
     let wrong: Vec<String> = (0..2)
-        .filter_map(|i| captured[i].filter(|&n| n != expected[i]).map(|n| format!("{}: {n}, expected {}", names[i], expected[i])))
+        .filter_map(|i| {
+            captured[i].filter(|&n| n != expected[i]).map(|n| format!("{}: {n}, expected {}", names[i], expected[i]))
+        })
         .collect();
     Some(if wrong.is_empty() {
         check("work_items", Verdict::Pass, "work-item counts are those of the active rows")

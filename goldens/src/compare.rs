@@ -248,8 +248,7 @@ fn projection(session: &Session<'_, '_>, comparison: Comparison, known: &Trace) 
     }
     let device = view_f32(&comparison.device);
     let value = |converted: f32, b: usize, n: usize| (converted * p.weight_scale[n]) * p.act_scale[(b, 0)];
-    let conversions: [(&str, fn(i32) -> f32); 2] = [("toward zero", truncated), ("ties away from zero", away)];
-    for (name, convert) in conversions {
+    for (name, convert) in [("toward zero", truncated as fn(i32) -> f32), ("ties away from zero", away)] {
         let rounded = || acc.indexed_iter().filter(|(_, sum)| sum.abs() > EXACT_INT);
         let holds = rounded().all(|((b, n), &sum)| same_f32(device[(b, n)], value(convert(sum), b, n)));
         if holds {
@@ -361,7 +360,8 @@ fn candidates(scalar: Bounded) -> impl Iterator<Item = f32> {
     const MOST: u32 = 1 << 12;
     let low = ((scalar.value - scalar.bound).max(0.0) as f32).to_bits().saturating_sub(1);
     let high = ((scalar.value + scalar.bound) as f32).to_bits().saturating_add(1);
-    let range = if scalar.value.is_finite() && high < f32::INFINITY.to_bits() { low..=high.min(low + MOST) } else { 1..=0 };
+    let range =
+        if scalar.value.is_finite() && high < f32::INFINITY.to_bits() { low..=high.min(low + MOST) } else { 1..=0 };
     range.map(f32::from_bits).filter(move |&candidate| scalar.holds(candidate))
 }
 
@@ -390,7 +390,8 @@ fn down(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) ->
     let (device, reference) = (view_f32(&comparison.device), view_f32(&comparison.reference));
     for part in 0..2 {
         let rows = part * BATCH..(part + 1) * BATCH;
-        let equal = device.slice(s![rows.clone(), ..]).iter().zip(reference.slice(s![rows, ..])).all(|(&a, &b)| same_f32(a, b));
+        let equal =
+            device.slice(s![rows.clone(), ..]).iter().zip(reference.slice(s![rows, ..])).all(|(&a, &b)| same_f32(a, b));
         let exact = (!equal).then(|| {
             let terms = s![.., part * half..(part + 1) * half];
             exact_bf16_product(x.slice(terms), w.slice(s![part * half..(part + 1) * half, ..]))

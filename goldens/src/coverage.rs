@@ -70,10 +70,7 @@ impl Coverage {
         for (id, name) in [(TensorId::KRows, "k_written_rows"), (TensorId::VRows, "v_written_rows")] {
             say(!evidence.tensors.contains_key(&id), format!("{name} not captured: that cache was not judged"));
         }
-        say(
-            batch.active == BATCH,
-            "no padding row: what a kernel puts into padding rows was not exercised".to_owned(),
-        );
+        say(batch.active == BATCH, "no padding row: what a kernel puts into padding rows was not exercised".to_owned());
         let same_padding = batch.active < BATCH
             && (batch.active..BATCH).all(|b| inputs.hidden_states.row(b) == inputs.hidden_states.row(0));
         say(

@@ -10,6 +10,7 @@ use reference::stages::{Context, STAGES};
 use reference::{LayerInputs, Policy, Rounding, Site, TensorId, Trace};
 use thiserror::Error;
 
+use crate::Mark;
 use crate::compare::{Session, compare};
 use crate::coverage::{self, Coverage};
 use crate::evidence::Evidence;
@@ -45,7 +46,7 @@ pub enum JudgeError {
         /// The case.
         case: String,
         /// What is missing.
-        source: cases::InputError,
+        source: Box<cases::InputError>,
     },
     /// A policy keeps a site wide whose narrowed tensor the device stored.
     #[error(
@@ -91,7 +92,8 @@ pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, Judge
     if case.batch().is_none() {
         return Ok(unjudged(case, job.policy, "token runs are not judged by this version"));
     }
-    let inputs = job.inputs.layer(0).map_err(|source| JudgeError::Inputs { case: case.name.clone(), source })?;
+    let inputs =
+        job.inputs.layer(0).map_err(|source| JudgeError::Inputs { case: case.name.clone(), source: source.into() })?;
     let Some(captures) = job.bundle.captures.as_ref() else {
         return Ok(unjudged(case, job.policy, "the bundle holds no captures"));
     };
@@ -102,9 +104,9 @@ pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, Judge
     let rules = Rules::new(job.policy);
     refuse_stored_wide(&rules.policy, &evidence)?;
 
-    let confidence = Confidence::new(job.false_alarm);
     let replicated = case.padding == Padding::ReplicateRow0;
-    let walk = settled_walk(&inputs, &evidence, rules, confidence, job.false_alarm, progress);
+    let walker = Walker { inputs: &inputs, evidence: &evidence, false_alarm: job.false_alarm, progress };
+    let walk = settled_walk(&walker, rules);
     Ok(report(case, job, &inputs, &evidence, walk, replicated))
 }
 
@@ -119,39 +121,37 @@ pub struct Walk {
 }
 
 /// Walks under the request's rules; where a free site's tensor was not captured, so that its ties cannot be
-/// read off, and something drifts, the other tie rule is tried there and kept if it explains more.
-fn settled_walk(
-    inputs: &LayerInputs<'_>,
-    evidence: &Evidence,
-    rules: Rules,
-    confidence: Confidence,
-    false_alarm: f64,
-    progress: &dyn Progress,
-) -> Walk {
-    let drift = |walk: &Walk| -> u64 { walk.comparisons.iter().map(|c| c.count(crate::Mark::Drift)).sum() };
-    let walk_with = |rules: Rules| walk(inputs, evidence, rules, confidence, false_alarm, progress);
-    let mut best = walk_with(rules.clone());
-    let mut start = rules;
-    for site in hidden_sites(evidence) {
-        if drift(&best) == 0 {
-            break;
-        }
-        if !start.is_open(site) {
-            continue;
-        }
-        let mut other = start.clone();
+/// read off, and something drifts, the other tie rule is tried there and kept if it removes most differences.
+fn settled_walk(walker: &Walker<'_, '_>, rules: Rules) -> Walk {
+    let differing = |walk: &Walk| -> u64 {
+        walk.comparisons.iter().map(|c| c.marks.iter().filter(|&&mark| mark != Mark::Exact).count() as u64).sum()
+    };
+    let drifts = |walk: &Walk| walk.comparisons.iter().any(Comparison::drifts);
+    let walk = walker.walk(rules.clone(), true);
+    let open: Vec<Site> = hidden_sites(walker.evidence).into_iter().filter(|&site| rules.is_open(site)).collect();
+    if !drifts(&walk) || open.is_empty() {
+        return walk;
+    }
+    let mut best = (rules.clone(), differing(&walker.walk(rules, false)));
+    let before = best.1;
+    for site in open {
+        let mut other = best.0.clone();
         other.policy.set(site, Rounding::Rne);
-        let candidate = walk_with(other.clone());
-        if drift(&candidate) < drift(&best) / 2 {
-            (best, start) = (candidate, other);
+        let found = differing(&walker.walk(other.clone(), false));
+        if found < best.1 / 2 {
+            best = (other, found);
         }
     }
-    best
+    if best.1 < before { walker.walk(best.0, true) } else { walk }
 }
 
 /// Free sites whose tensor the device did not give, in contract order.
 fn hidden_sites(evidence: &Evidence) -> Vec<Site> {
-    stored_at().into_iter().filter(|(site, id)| site.ties_are_free() && !evidence.tensors.contains_key(id)).map(|(site, _)| site).collect()
+    stored_at()
+        .into_iter()
+        .filter(|(site, id)| site.ties_are_free() && !evidence.tensors.contains_key(id))
+        .map(|(site, _)| site)
+        .collect()
 }
 
 /// The stored BF16 tensor behind each site that has one.
@@ -178,61 +178,68 @@ fn refuse_stored_wide(policy: &Policy, evidence: &Evidence) -> Result<(), JudgeE
     Ok(())
 }
 
-/// One walk along the stage table. A stage runs on the device's own tensors where they were captured, and
-/// on what follows from them without freedom; its captured outputs are compared and then taken as known. What
-/// lies behind a stage with freedom whose output was not captured is judged by sampling.
-fn walk(
-    inputs: &LayerInputs<'_>,
-    evidence: &Evidence,
-    rules: Rules,
-    confidence: Confidence,
+/// What every walk beside one bundle shares.
+struct Walker<'a, 'd> {
+    inputs: &'a LayerInputs<'d>,
+    evidence: &'a Evidence,
     false_alarm: f64,
-    progress: &dyn Progress,
-) -> Walk {
-    let patched = PatchedCache::new(inputs, evidence);
-    let (k, v) = match &patched {
-        Some(patched) => (patched.k.view(), patched.v.view()),
-        None => (inputs.cache.k.view(), inputs.cache.v.view()),
-    };
-    let before = inputs.with_cache(inputs.cache.k.view(), inputs.cache.v.view());
-    let after = inputs.with_cache(k, v);
-    let mut known = Trace::new();
-    let mut comparisons = Vec::new();
-    let mut coverage = Coverage::default();
-    let mut rules = rules;
-    for stage in STAGES {
-        let attention = stage.writes.contains(&TensorId::AttnOut);
-        let inputs = if attention { &after } else { &before };
-        let mut session = Session { inputs, evidence, rules, confidence };
-        if stage.reads.iter().all(|&id| known.get(id).is_some()) {
-            let policy = session.rules.policy.clone();
-            for output in (stage.run)(&Context { inputs, policy: &policy }, &known) {
-                let id = output.id;
-                match evidence.tensors.get(&id) {
-                    Some(device) => {
-                        coverage.see(&output, inputs, &known);
-                        let mut comparison = compare(&mut session, output, device, &known);
-                        notes::explain(&mut comparison, &session, &known);
+    progress: &'a dyn Progress,
+}
+
+impl Walker<'_, '_> {
+    /// One walk along the stage table. A stage runs on the device's own tensors where they were captured, and
+    /// on what follows from them without freedom; its captured outputs are compared and then taken as known. What
+    /// lies behind a stage with freedom whose output was not captured is judged by `sampling`; without it every
+    /// difference there stays drift.
+    fn walk(&self, rules: Rules, sampling: bool) -> Walk {
+        let (inputs, evidence) = (self.inputs, self.evidence);
+        let confidence = Confidence::new(self.false_alarm);
+        let sampling = sampling.then_some(self.false_alarm);
+        let patched = PatchedCache::new(inputs, evidence);
+        let (k, v) = match &patched {
+            Some(patched) => (patched.k.view(), patched.v.view()),
+            None => (inputs.cache.k.view(), inputs.cache.v.view()),
+        };
+        let before = inputs.with_cache(inputs.cache.k.view(), inputs.cache.v.view());
+        let after = inputs.with_cache(k, v);
+        let mut known = Trace::new();
+        let mut comparisons = Vec::new();
+        let mut coverage = Coverage::default();
+        let mut rules = rules;
+        for stage in STAGES {
+            let attention = stage.writes.contains(&TensorId::AttnOut);
+            let inputs = if attention { &after } else { &before };
+            let mut session = Session { inputs, evidence, rules, confidence };
+            if stage.reads.iter().all(|&id| known.get(id).is_some()) {
+                let policy = session.rules.policy.clone();
+                for output in (stage.run)(&Context { inputs, policy: &policy }, &known) {
+                    let id = output.id;
+                    match evidence.tensors.get(&id) {
+                        Some(device) => {
+                            coverage.see(&output, inputs, &known);
+                            let mut comparison = compare(&mut session, output, device, &known);
+                            notes::explain(&mut comparison, &session, &known);
+                            comparisons.push(comparison);
+                            known.force(id, Arc::clone(device));
+                        }
+                        None if stage.free => {}
+                        None => known.record(output),
+                    }
+                }
+            } else {
+                for &id in stage.writes {
+                    if let Some(device) = evidence.tensors.get(&id) {
+                        let comparison = unforced::compare(&mut session, id, device, &known, sampling, self.progress);
                         comparisons.push(comparison);
                         known.force(id, Arc::clone(device));
                     }
-                    None if stage.free => {}
-                    None => known.record(output),
                 }
             }
-        } else {
-            for &id in stage.writes {
-                if let Some(device) = evidence.tensors.get(&id) {
-                    let comparison = unforced::compare(&mut session, id, device, &known, false_alarm, progress);
-                    comparisons.push(comparison);
-                    known.force(id, Arc::clone(device));
-                }
-            }
+            rules = session.rules;
+            self.progress.step(stage.name);
         }
-        rules = session.rules;
-        progress.step(stage.name);
+        Walk { comparisons, rules, coverage }
     }
-    Walk { comparisons, rules, coverage }
 }
 
 /// The caches with every row that the device wrote, its stray ones outside the batch's slots included.
@@ -325,7 +332,8 @@ fn report(
         && !hidden(TensorId::Out);
     let mut coverage = walk.coverage.remarks(inputs, evidence, &walk.rules, &walk.comparisons);
     let mut verdict = Verdict::Pass;
-    let failed = tensors.iter().any(|(_, t)| t.verdict == Verdict::Fail) || checks.iter().any(|c| c.verdict == Verdict::Fail);
+    let failed =
+        tensors.iter().any(|(_, t)| t.verdict == Verdict::Fail) || checks.iter().any(|c| c.verdict == Verdict::Fail);
     let compared: u64 = tensors.iter().map(|(_, t)| t.elements).sum();
     if failed {
         verdict = Verdict::Fail;

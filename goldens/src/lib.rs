@@ -13,12 +13,14 @@ mod evidence;
 mod judge;
 mod notes;
 mod place;
+mod repeat;
 pub mod report;
 mod rules;
 mod tally;
 mod unforced;
 
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
+pub use repeat::repeatability;
 
 /// How one element compares with the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,9 +25,11 @@ pub fn explain(comparison: &mut Comparison, session: &Session<'_, '_>, known: &T
         T::NormedI8 | T::AttnOutI8 | T::MlpNormI8 => codes(comparison),
         T::ActScales | T::AttnOutScales | T::MlpActScales => scales(comparison, session, known),
         T::QProj | T::KProj | T::VProj | T::AttnProjFp32 | T::GateAccAll | T::UpAccAll => {
-            vec!["the integer sums or their two scales differ: every operation here is exact, so this is no matter of \
+            vec![
+                "the integer sums or their two scales differ: every operation here is exact, so this is no matter of \
                   precision"
-                .to_owned()]
+                    .to_owned(),
+            ]
         }
         T::AttnOut => attention(comparison, session, known),
         T::KRows | T::VRows => cache_rows(comparison, session, known),
@@ -216,10 +218,12 @@ fn scales(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace) -> 
         let amax = values.iter().fold(0f32, |amax, value| amax.max(value.abs()));
         let expected = row_scale(values).act;
         let meant = f64::from(device) * 127.0;
-        if device.is_nan() && amax == 0.0 || device == 0.0 && amax == 0.0 {
+        if amax == 0.0 && (device.is_nan() || device == 0.0) {
             notes.push(format!("row {row} is all zero: no floor under amax"));
         } else if meant > f64::from(amax) * (1.0 + 1e-6) && amax < 1e-4 {
-            notes.push(format!("row {row}: amax {meant:e} is larger than any element of the row and than the floor of 1e-4"));
+            notes.push(format!(
+                "row {row}: amax {meant:e} is larger than any element of the row and than the floor of 1e-4"
+            ));
         } else if let Some(divisor) = [128.0, 127.5, 255.0].into_iter().find(|d| device == amax / d) {
             notes.push(format!("row {row}: amax was divided by {divisor}, not by 127"));
         } else if expected * device == 1.0 || device == 127.0 / amax {
@@ -278,9 +282,8 @@ fn attention(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace) 
         let matches = |tokens: &[(usize, Option<usize>)]| {
             let values = attend(inputs, policy, known, tokens, b, kv_head);
             let rule = policy.at(Site::Attn);
-            let hits = (0..dim)
-                .filter(|&d| same_bf16(reference::rounding::to_bf16(values[at + d], rule), mine[d]))
-                .count();
+            let hits =
+                (0..dim).filter(|&d| same_bf16(reference::rounding::to_bf16(values[at + d], rule), mine[d])).count();
             hits * 10 >= dim * 9
         };
         let context = batch.seq_lens[b];
@@ -478,7 +481,8 @@ fn out(comparison: &Comparison, known: &Trace) -> Vec<String> {
         return Vec::new();
     }
     let device = view_bf16(&comparison.device);
-    let hypotheses: [(&str, &dyn Fn(usize, usize) -> f32); 3] = [
+    type Value<'a> = &'a dyn Fn(usize, usize) -> f32;
+    let hypotheses: [(&str, Value<'_>); 3] = [
         ("the two FP32 parts were narrowed to BF16 before they were added", &|b, n| {
             let narrow = |x: f32| bf16::from_f32(x).to_f32();
             narrow(narrow(parts[(b, n)]) + narrow(parts[(BATCH + b, n)])) + h1b[(b, n)].to_f32()
@@ -494,7 +498,9 @@ fn out(comparison: &Comparison, known: &Trace) -> Vec<String> {
     };
     hypotheses
         .into_iter()
-        .filter(|(_, value)| drift.iter().filter(|&&(b, n)| near(value(b, n), device[(b, n)])).count() * 20 >= drift.len() * 19)
+        .filter(|(_, value)| {
+            drift.iter().filter(|&&(b, n)| near(value(b, n), device[(b, n)])).count() * 20 >= drift.len() * 19
+        })
         .filter(|_| drift.len() > 8)
         .map(|(text, _)| format!("the drifting elements match: {text}"))
         .take(1)

@@ -102,7 +102,8 @@ pub struct CaseReport {
     pub warnings: Vec<String>,
     /// The first tensor, in contract order, at which drift was made.
     pub first_divergence: Option<String>,
-    /// Tensors that differ only because an earlier one does.
+    /// Tensors fed by the first divergence that are right for the inputs they were given, or that could only be judged
+    /// behind it: what is wrong in them follows from it.
     pub consequences: Vec<String>,
     /// The named cause, when one was asked for and found.
     pub cause: Option<String>,

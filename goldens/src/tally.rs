@@ -66,7 +66,13 @@ impl Comparison {
         let geometry = inputs.geometry;
         let drift = self.count(Mark::Drift);
         let (flips, ties) = (self.count(Mark::Flip), self.count(Mark::Tie));
-        let shown = if drift > 0 { Mark::Drift } else if ties > 0 { Mark::Tie } else { Mark::Flip };
+        let shown = if drift > 0 {
+            Mark::Drift
+        } else if ties > 0 {
+            Mark::Tie
+        } else {
+            Mark::Flip
+        };
         let mut rows = BTreeSet::new();
         let mut heads = BTreeSet::new();
         let mut pages = BTreeSet::new();
@@ -125,8 +131,7 @@ impl Comparison {
         let index = match self.id {
             TensorId::InvRmsStates => vec![row],
             TensorId::KRows | TensorId::VRows => {
-                let cache_row =
-                    reference::inputs::cache_row(inputs.geometry, inputs.batch.slots[row], column / dim);
+                let cache_row = reference::inputs::cache_row(inputs.geometry, inputs.batch.slots[row], column / dim);
                 let position = cache.and_then(|cache| cache.position.get(&cache_row).copied());
                 vec![position.unwrap_or(cache_row), column % dim]
             }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use half::bf16;
 use ndarray::Array2;
+use reference::bounds::bf16_cell;
 use reference::rounding::{is_bf16_tie, to_bf16};
 use reference::stages::{Context, STAGES, run_stage, stage_of};
 use reference::{BATCH, DType, Freedom, LayerInputs, Policy, Rounding, Site, Tensor, TensorId, Trace};
@@ -18,18 +19,24 @@ use crate::place::{counted, place};
 use crate::rules::TieTally;
 use crate::tally::Comparison;
 
-/// Sampled devices.
-const SAMPLES: u64 = 16;
-/// Rows that a run may judge this way: its false-alarm probability is split over them.
-const ROWS: f64 = 1024.0;
+/// Tests that a run may make this way: its false-alarm probability is split over them.
+const TESTS: f64 = 1024.0;
 
-/// Judges `device` against the reference run forward from what is known, and against sampled runs of it.
+/// Sampled devices: as many as a small model makes cheap, at least sixteen.
+fn samples(inputs: &LayerInputs<'_>) -> u64 {
+    let geometry = inputs.geometry;
+    let weights = geometry.hidden_size * (2 * geometry.q_width() + 3 * geometry.intermediate_size);
+    if weights < 1 << 26 { 64 } else { 16 }
+}
+
+/// Judges `device` against the reference run forward from what is known, and against sampled runs of it at the
+/// run's false-alarm probability. Without `sampling` every difference stays drift.
 pub fn compare(
     session: &mut Session<'_, '_>,
     id: TensorId,
     device: &Arc<Tensor>,
     known: &Trace,
-    false_alarm: f64,
+    sampling: Option<f64>,
     progress: &dyn Progress,
 ) -> Comparison {
     let inputs = session.inputs;
@@ -58,7 +65,15 @@ pub fn compare(
         violated,
         notes,
     };
-    let mut differs = false;
+    // Under a violated tie rule, ties alone are set apart before anything is measured.
+    let tie = |row: usize, column: usize| {
+        violated
+            && nominal.wide(id).is_some_and(|wide| {
+                let (value, device) = (wide[(row, column)], view_bf16(device)[(row, column)]);
+                is_bf16_tie(value)
+                    && [Rounding::Rne, Rounding::TiesAway].into_iter().any(|r| same_bf16(device, to_bf16(value, r)))
+            })
+    };
     for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
         *mark = if found(row, column) == Found::OtherRow {
             Mark::Skipped
@@ -66,72 +81,188 @@ pub fn compare(
             Mark::Exact
         } else if found(row, column) == Found::Unlisted {
             Mark::Skipped
+        } else if tie(row, column) {
+            Mark::Tie
         } else {
-            differs = true;
             Mark::Drift
         };
     }
-    if !differs {
-        return comparison;
-    }
-
-    // Energy of each row's difference from the nominal run, and of each sampled row's.
-    let scale = Scale::new(&comparison.reference, id, inputs);
-    let distinct = distinct_rows(inputs);
-    let mut sampled = Vec::new();
-    for seed in 0..SAMPLES {
-        progress.step(&format!("{} against sampled device {} of {SAMPLES}", id.name(), seed + 1));
-        let policy = policy.clone().under(Freedom::Sampled { seed });
-        let trace = replay(inputs, &policy, known, &needed);
-        if let Some(sample) = trace.get(id) {
-            let energy = scale.energy(sample, &comparison.reference, |_, _| true);
-            sampled.extend(distinct.iter().map(|&row| energy[row]));
+    if let Some(false_alarm) = sampling.filter(|_| comparison.drifts()) {
+        let samples = samples(inputs);
+        let scale = Scale::new(&comparison.reference, id, inputs);
+        let rows = distinct_rows(inputs);
+        let mut distribution = Distribution::default();
+        for seed in 0..samples {
+            progress.step(&format!("{} against sampled device {} of {samples}", id.name(), seed + 1));
+            let policy = policy.clone().under(Freedom::Sampled { seed });
+            if let Some(sample) = replay(inputs, &policy, known, &needed).get(id) {
+                let measured = scale.measure(sample, &comparison.reference, |_, _| true);
+                distribution.add(rows.iter().map(|&row| &measured[row]));
+            }
         }
-    }
-    let limit = threshold(&mut sampled, false_alarm / ROWS).max(scale.floor());
-    let element_limit = session.confidence.lambda() * limit.sqrt() + 1.0;
-    let energy = scale.energy(device, &comparison.reference, |row, column| {
-        comparison.marks[(row, column)] == Mark::Drift
-    });
-
-    let wide = nominal.wide(id);
-    let mut beyond = BTreeSet::new();
-    for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
-        if *mark != Mark::Drift {
-            continue;
-        }
-        let at = place(id, inputs.geometry, row, column).row;
-        let distance = scale.distance(device, &comparison.reference, row, column);
-        if energy[at] > limit || energy[at].is_nan() {
-            beyond.insert(at);
-        } else if distance <= element_limit {
-            *mark = Mark::Flip;
-        }
-        let tie = violated
-            && wide.is_some_and(|wide| {
-                let value = wide[(row, column)];
-                let device = view_bf16(device)[(row, column)];
-                is_bf16_tie(value)
-                    && [Rounding::Rne, Rounding::TiesAway].into_iter().any(|r| same_bf16(device, to_bf16(value, r)))
-            });
-        if tie {
-            *mark = Mark::Tie;
-        }
-    }
-    if !beyond.is_empty() {
-        let rows: Vec<usize> = beyond.into_iter().collect();
-        let most = rows.iter().map(|&row| energy[row]).fold(0.0, f64::max);
-        comparison.notes.push(format!(
-            "{} further from the reference than permitted freedoms reach: {:.1} times the limit that {SAMPLES} sampled \
-             devices set (mean square {most:.3e} against {limit:.3e})",
-            counted("row", &rows),
-            most / limit
-        ));
+        distribution.finish();
+        let test = Test { id, inputs, scale: &scale, rules: &policy, lambda: session.confidence.lambda() };
+        test.judge(&mut comparison, &nominal, &rows, &distribution, false_alarm / TESTS);
     }
     if id == TensorId::AttnOut {
         padding_rows(&mut comparison, inputs);
     }
     comparison
+}
+
+/// The tests of one tensor.
+struct Test<'a, 'd> {
+    id: TensorId,
+    inputs: &'a LayerInputs<'d>,
+    scale: &'a Scale,
+    rules: &'a Policy,
+    lambda: f64,
+}
+
+impl Test<'_, '_> {
+    /// Turns drift that permitted freedoms reach into explained flips. Everything is drift at first.
+    fn judge(&self, comparison: &mut Comparison, nominal: &Trace, rows: &[usize], samples: &Distribution, p: f64) {
+        let device = Arc::clone(&comparison.device);
+        let reference = Arc::clone(&comparison.reference);
+        let measured =
+            self.scale.measure(&device, &reference, |row, column| comparison.marks[(row, column)] == Mark::Drift);
+        let (far, how_far) = self.rows_too_far(&measured, rows, samples, p);
+        let leaning = self.rows_leaning(&measured, samples);
+
+        for ((row, column), mark) in comparison.marks.indexed_iter_mut().filter(|(_, mark)| **mark == Mark::Drift) {
+            let at = place(self.id, self.inputs.geometry, row, column).row;
+            if far.contains(&at) || leaning.contains(&at) {
+                continue;
+            }
+            let distance = self.scale.distance(&device, &reference, row, column);
+            let reach = 2.0 * self.lambda * measured[at].deviation_without(distance);
+            let required = self.required(&device, &reference, nominal, row, column);
+            if required <= reach {
+                *mark = Mark::Flip;
+            }
+        }
+        if !far.is_empty() {
+            comparison.notes.push(format!(
+                "{} further from the reference than permitted freedoms reach ({how_far}, against {} sampled rows)",
+                counted("row", &far.into_iter().collect::<Vec<_>>()),
+                samples.energies.len()
+            ));
+        }
+        if !leaning.is_empty() {
+            comparison.notes.push(format!(
+                "{}: nearly every element moved by a step, or nearly all the same way, as no permitted freedom moves them",
+                counted("row", &leaning.into_iter().collect::<Vec<_>>()),
+            ));
+        }
+    }
+
+    /// Rows whose energies permitted freedoms do not reach: the `k` largest together, for some `k`.
+    fn rows_too_far(
+        &self,
+        measured: &[Row],
+        rows: &[usize],
+        samples: &Distribution,
+        p: f64,
+    ) -> (BTreeSet<usize>, String) {
+        let mut order: Vec<usize> = rows.to_vec();
+        order.sort_by(|&a, &b| measured[b].energy.total_cmp(&measured[a].energy));
+        let count = order.len() as f64;
+        let (mut ways, mut far, mut how_far) = (0.0f64, 0, String::new());
+        for (index, &row) in order.iter().enumerate() {
+            let k = (index + 1) as f64;
+            // The logarithm of the number of ways to choose k of the rows.
+            ways += ((count - index as f64) / k).ln();
+            let energy = measured[row].energy;
+            let chance = ways + k * samples.log_survival(energy).min(0.0);
+            let least = self.scale.floor(row);
+            if energy > least && (energy.is_nan() || chance < (p / count).ln()) {
+                far = index + 1;
+                how_far = format!(
+                    "mean square {energy:.3e} steps or more, chance below 1e{:.0}",
+                    chance / std::f64::consts::LN_10
+                );
+            }
+        }
+        let mut set: BTreeSet<usize> = order[..far].iter().copied().collect();
+        // Replicas of a row that is too far are so too.
+        let least = set.iter().map(|&row| measured[row].energy).fold(f64::INFINITY, f64::min);
+        set.extend((0..BATCH).filter(|row| !rows.contains(row) && measured[*row].energy >= least));
+        (set, how_far)
+    }
+
+    /// Rows in which nearly every element moved, or nearly all moved one way relative to the sign of the value.
+    fn rows_leaning(&self, measured: &[Row], samples: &Distribution) -> BTreeSet<usize> {
+        let leaning = |row: &Row| {
+            // A displacement of at most about a step leaves a quarter of the elements where they are.
+            let all_moved = row.differing * 100 > row.elements * 82 && row.energy < 2.0 && row.elements >= 512;
+            let limit = samples.lean.max(0.5) + self.lambda / (row.differing as f64).sqrt();
+            all_moved || row.lean.abs() > limit
+        };
+        (0..BATCH).filter(|&row| leaning(&measured[row])).collect()
+    }
+
+    /// How far, in units, the value before the last narrowing must have been from the nominal one for the
+    /// device's bits: zero when it is on the boundary.
+    fn required(&self, device: &Tensor, reference: &Tensor, nominal: &Trace, row: usize, column: usize) -> f64 {
+        let whole = self.scale.distance(device, reference, row, column);
+        let unit = self.scale.units[(row, column)];
+        let gap = |value: f64, (low, high): (f64, f64)| (low - value).max(value - high).max(0.0);
+        match (device, nominal.wide(self.id)) {
+            (Tensor::I8(codes), Some(scaled)) => {
+                let code = f64::from(codes[(row, column)]);
+                gap(f64::from(scaled[(row, column)]), (code - 0.5, code + 0.5))
+            }
+            (Tensor::Bf16(values), Some(_)) if self.id == TensorId::Out => {
+                self.required_at_out(values[(row, column)], nominal, row, column) / unit
+            }
+            (Tensor::Bf16(values), Some(wide)) => {
+                let rule = stage_of(self.id).sites.last().map_or(Rounding::Rne, |&site| self.rules.at(site));
+                let cell = bf16_cell(values[(row, column)], rule);
+                cell.map_or(f64::INFINITY, |cell| gap(f64::from(wide[(row, column)]), cell) / unit)
+            }
+            _ => whole,
+        }
+    }
+
+    /// The same for `out`, which is narrowed from the sum of two narrowed values: the least move of either
+    /// one, the other held.
+    fn required_at_out(&self, device: bf16, nominal: &Trace, b: usize, n: usize) -> f64 {
+        let parts = nominal.f32(TensorId::DownAccParts);
+        let Some((low, high)) = bf16_cell(device, self.rules.at(Site::Out)) else { return f64::INFINITY };
+        let d = parts[(b, n)] + parts[(BATCH + b, n)];
+        let h1b = nominal.bf16(TensorId::PostNormPartial)[(b, n)];
+        let h1 = nominal.wide(TensorId::PostNormPartial).map_or(h1b.to_f32(), |wide| wide[(b, n)]);
+        let (down, residual) = (self.rules.at(Site::Down), self.rules.at(Site::Residual));
+        let db = to_bf16(d, down);
+        let of_d = move_needed(f64::from(d), (low - h1b.to_f64(), high - h1b.to_f64()), down);
+        let of_h1 = move_needed(f64::from(h1), (low - db.to_f64(), high - db.to_f64()), residual);
+        of_d.min(of_h1)
+    }
+}
+
+/// How far `value` must move for its narrowing to fall into `target`.
+fn move_needed(value: f64, target: (f64, f64), rule: Rounding) -> f64 {
+    let step = |x: bf16, up: bool| {
+        let bits = x.to_bits();
+        let (magnitude, negative) = (bits & 0x7FFF, bits & 0x8000 != 0);
+        match (magnitude, negative == up) {
+            (0, _) => bf16::from_bits(if up { 1 } else { 0x8001 }),
+            (_, true) => bf16::from_bits(bits - 1),
+            (_, false) => bf16::from_bits(bits + 1),
+        }
+    };
+    // The narrowed values at the target's two ends, inside it.
+    let (mut lowest, mut highest) = (bf16::from_f64(target.0), bf16::from_f64(target.1));
+    if lowest.to_f64() < target.0 {
+        lowest = step(lowest, true);
+    }
+    if highest.to_f64() > target.1 {
+        highest = step(highest, false);
+    }
+    let (Some((low, _)), Some((_, high))) = (bf16_cell(lowest, rule), bf16_cell(highest, rule)) else {
+        return f64::INFINITY;
+    };
+    (low - value).max(value - high).max(0.0)
 }
 
 /// Padding rows of attention's output are copies of the device's own row 0, whatever freedom it took.
@@ -250,41 +381,105 @@ impl Scale {
         if difference.is_nan() { f64::INFINITY } else { difference / self.units[(row, column)] }
     }
 
-    /// Mean square distance of each batch row.
-    fn energy(&self, a: &Tensor, b: &Tensor, counts: impl Fn(usize, usize) -> bool) -> Vec<f64> {
-        let mut sums = vec![0f64; BATCH];
-        let mut elements = vec![0usize; BATCH];
-        for row in 0..self.units.nrows() {
+    /// Measures the difference of each batch row from the nominal one.
+    fn measure(&self, a: &Tensor, nominal: &Tensor, counts: impl Fn(usize, usize) -> bool) -> Vec<Row> {
+        let mut rows = vec![Row::default(); BATCH];
+        for (row, &batch_row) in self.rows.iter().enumerate() {
+            let measured = &mut rows[batch_row];
             for column in 0..self.units.ncols() {
-                elements[self.rows[row]] += 1;
-                if counts(row, column) && !same(a, b, row, column) {
-                    sums[self.rows[row]] += self.distance(a, b, row, column).powi(2);
+                measured.elements += 1;
+                if counts(row, column) && !same(a, nominal, row, column) {
+                    let (x, y) = (a.get(row, column), nominal.get(row, column));
+                    measured.energy += self.distance(a, nominal, row, column).powi(2);
+                    measured.differing += 1;
+                    measured.lean += if (x > y) == (y > 0.0) { 1.0 } else { -1.0 };
                 }
             }
         }
-        sums.iter().zip(elements).map(|(sum, n)| sum / n.max(1) as f64).collect()
+        for row in &mut rows {
+            row.energy /= row.elements.max(1) as f64;
+            row.lean /= row.differing.max(1) as f64;
+        }
+        rows
     }
 
-    /// The least limit: a few elements by one unit, however still the samples were.
-    fn floor(&self) -> f64 {
-        let elements = self.units.len() as f64 / BATCH as f64;
-        8.0 / elements.max(1.0)
+    /// The least energy that may count against a row: a few elements by one unit, however still the samples were.
+    fn floor(&self, batch_row: usize) -> f64 {
+        let elements = self.rows.iter().filter(|&&row| row == batch_row).count() * self.units.ncols();
+        8.0 / elements.max(1) as f64
     }
 }
 
-/// The energy that a correct row exceeds with probability `p`: exceedances over the median of the samples
-/// follow an exponential tail, whose mean is taken at its upper confidence limit.
-fn threshold(samples: &mut [f64], p: f64) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    let Some(&median) = samples.get(samples.len() / 2) else { return 0.0 };
-    let above: Vec<f64> = samples.iter().filter(|&&t| t > median).map(|t| t - median).collect();
-    if above.is_empty() {
-        return median;
+/// How a batch row differs from the nominal one.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    elements: usize,
+    differing: usize,
+    /// Mean square distance, in units.
+    energy: f64,
+    /// Mean sign of the differences, those that go away from zero positive.
+    lean: f64,
+}
+
+impl Row {
+    /// Standard deviation of the row's displacement, in units, as seen without one element: values cross a
+    /// boundary one unit apart about as often as their mean displacement says.
+    fn deviation_without(&self, distance: f64) -> f64 {
+        let elements = self.elements.max(1) as f64;
+        let crossing = 1.25 * (self.differing.max(2) - 1) as f64 / elements;
+        let energy = (self.energy - distance * distance / elements).max(0.0).sqrt();
+        if crossing < 0.5 { crossing } else { crossing.max(energy) }
     }
-    let mean = above.iter().sum::<f64>() / above.len() as f64;
-    let upper = mean * (1.0 + 2.0 / (above.len() as f64).sqrt());
-    let share = above.len() as f64 / samples.len() as f64;
-    median + upper * (share / p).max(1.0).ln()
+}
+
+/// Energies and leans of sampled rows.
+#[derive(Clone, Debug, Default)]
+struct Distribution {
+    /// Ascending.
+    energies: Vec<f64>,
+    /// The largest lean seen in a row that differs in more than a few elements.
+    lean: f64,
+    median: f64,
+    /// Mean exceedance over the median, at its upper confidence limit.
+    tail: f64,
+    /// Share of the samples that exceed the median.
+    share: f64,
+}
+
+impl Distribution {
+    fn add<'r>(&mut self, rows: impl Iterator<Item = &'r Row>) {
+        for row in rows {
+            self.energies.push(row.energy);
+            if row.differing >= 64 {
+                self.lean = self.lean.max(row.lean.abs());
+            }
+        }
+    }
+
+    /// Fits the tail: exceedances over the median are taken as exponential.
+    fn finish(&mut self) {
+        self.energies.sort_by(f64::total_cmp);
+        self.median = self.energies.get(self.energies.len() / 2).copied().unwrap_or(0.0);
+        let above: Vec<f64> = self.energies.iter().filter(|&&t| t > self.median).map(|t| t - self.median).collect();
+        if !above.is_empty() {
+            let count = above.len() as f64;
+            self.tail = above.iter().sum::<f64>() / count * (1.0 + 2.0 / count.sqrt());
+            self.share = count / self.energies.len() as f64;
+        }
+    }
+
+    /// Logarithm of the probability, at its upper confidence limit, that a right row exceeds `energy`.
+    fn log_survival(&self, energy: f64) -> f64 {
+        let above = self.energies.iter().filter(|&&t| t >= energy).count() as f64;
+        if above >= 8.0 {
+            return ((above + 2.0 * above.sqrt()) / self.energies.len() as f64).ln();
+        }
+        if self.tail == 0.0 {
+            // Nothing ever moved.
+            return if energy > self.median { f64::NEG_INFINITY } else { 0.0 };
+        }
+        self.share.ln() - (energy - self.median).max(0.0) / self.tail
+    }
 }
 
 #[cfg(test)]
@@ -292,13 +487,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_threshold_of_an_exponential_tail() {
+    fn survival_of_an_exponential_tail() {
         // Quantiles of an exponential distribution of mean 1.
-        let mut samples: Vec<f64> = (0..256).map(|i| -(1.0 - (f64::from(i) + 0.5) / 256.0).ln()).collect();
-        let limit = threshold(&mut samples, 1e-9);
-        let exact = -(1e-9f64).ln();
-        assert!(limit > exact && limit < 1.5 * exact, "{limit} against {exact}");
-        assert_eq!(threshold(&mut [0.0; 8], 1e-9), 0.0);
+        let energies = (0..256).map(|i| -(1.0 - (f64::from(i) + 0.5) / 256.0).ln()).collect();
+        let mut distribution = Distribution { energies, ..Distribution::default() };
+        distribution.finish();
+        for energy in [0.7, 2.0, 10.0, 20.0] {
+            let (upper, exact) = (distribution.log_survival(energy), -energy);
+            assert!(upper >= exact && upper <= 0.75 * exact + 0.5, "{energy}: {upper} against {exact}");
+        }
+    }
+
+    #[test]
+    fn the_move_that_a_narrowing_needs() {
+        let one = bf16::from_f32(1.0);
+        let cell = bf16_cell(one, Rounding::Rne).unwrap();
+        assert_eq!(move_needed(1.0, cell, Rounding::Rne), 0.0);
+        // From 1.0 to the lower end of the cell of 1.0078125.
+        let next = bf16_cell(bf16::from_f32(1.007_812_5), Rounding::Rne).unwrap();
+        assert_eq!(move_needed(1.0, next, Rounding::Rne), 0.003_906_25);
+        assert_eq!(move_needed(1.003, next, Rounding::Rne), 1.003_906_25 - 1.003);
     }
 
     #[test]

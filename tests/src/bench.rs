@@ -82,8 +82,7 @@ impl Bench {
     #[must_use]
     pub fn judge(&self, captures: Captures, policy: &PolicyRequest, only: &Visible) -> CaseReport {
         let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(captures) };
-        let job =
-            Job { bundle: &bundle, inputs: &self.inputs, policy, only: only.as_ref(), false_alarm: FALSE_ALARM };
+        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only: only.as_ref(), false_alarm: FALSE_ALARM };
         judge(&job, &()).unwrap()
     }
 
@@ -110,7 +109,7 @@ pub fn small() -> NewCase {
             num_attention_heads: 6,
             num_key_value_heads: 2,
             head_dim: 64,
-            intermediate_size: 256,
+            intermediate_size: 128,
             num_hidden_layers: 1,
             vocab_size: 64,
             real_vocab_size: 60,
@@ -120,7 +119,7 @@ pub fn small() -> NewCase {
         layers: 1,
         seed: 7,
         active_batch: 2,
-        seq_lens: vec![300, 77],
+        seq_lens: vec![140, 77],
         max_seq: 512,
         pages: None,
         padding: Padding::Own,

@@ -15,4 +15,4 @@ pub mod said;
 pub mod written;
 
 pub use bench::{Bench, Visible, small, with_recipe};
-pub use device::{Device, Token};
+pub use device::{Device, Token, borrowed};

@@ -71,9 +71,9 @@ fn rewrite(folder: &Path, change: impl FnOnce(&mut Raw)) {
         .map(|(name, view)| (name.to_owned(), (view.dtype(), view.shape().to_vec(), view.data().to_vec())))
         .collect();
     change(&mut raw);
-    let views = raw.iter().map(|(name, (dtype, shape, data))| {
-        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
-    });
+    let views = raw
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
     fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 

@@ -109,7 +109,7 @@ proptest! {
             Ok(case) => {
                 // What is accepted can be written and read again.
                 let again = Case::parse(&case.to_yaml(), &case.path).map_err(|e| TestCaseError::fail(e.to_string()))?;
-                prop_assert_eq!(again.name, case.name);
+                prop_assert_eq!(&again.name, &case.name);
                 let _ = case.warnings();
             }
             Err(error) => prop_assert!(error.to_string().contains("case.yaml"), "{}", error),

@@ -140,7 +140,9 @@ pub fn matmul_bf16(x: ArrayView2<'_, f32>, w: ArrayView2<'_, bf16>, order: &SumO
     by_columns(&of_row, columns, BF16_TILE, |start, width| {
         let weights = Columns { weights: standard.as_slice().unwrap_or_default(), columns, start, width };
         match order {
-            SumOrder::Canonical => arch.dispatch(LaneTile { values: &values, rows, weights, lanes: LANES, order: None }),
+            SumOrder::Canonical => {
+                arch.dispatch(LaneTile { values: &values, rows, weights, lanes: LANES, order: None })
+            }
             SumOrder::Permuted(order) => {
                 arch.dispatch(LaneTile { values: &values, rows, weights, lanes: 1, order: Some(order) })
             }

@@ -21,7 +21,7 @@ macro_rules! benches {
 }
 
 benches! {
-    /// Two rows of 300 and 77 tokens; padding rows of their own.
+    /// Two rows of 140 and 77 tokens; padding rows of their own.
     two_rows = Bench::emulated(new_case(small()).unwrap());
     /// The same with padding rows that repeat row 0.
     replicated =
@@ -40,10 +40,11 @@ benches! {
             (Input::Wq, RecipeKind::Constant { value: 127.0 }),
         ]))
     };
-    /// All zero, 640 wide.
+    /// A full batch, all zero, 640 wide.
     zeros = {
         let geometry = Geometry { hidden_size: 640, ..small().geometry };
-        Bench::emulated(with_recipe(NewCase { geometry, ..small() }, &[(Input::HiddenStates, RecipeKind::Zeros)]))
+        let parameters = NewCase { geometry, active_batch: 16, seq_lens: vec![5; 16], max_seq: 128, ..small() };
+        Bench::emulated(with_recipe(parameters, &[(Input::HiddenStates, RecipeKind::Zeros)]))
     };
     /// Normal hidden states without outlier columns, the first seed at which some row's largest element is
     /// 3.96875, so that 127 / amax is 32.

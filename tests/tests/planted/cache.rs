@@ -1,74 +1,114 @@
 //! What a step leaves in the caches.
 
 use assay_tests::{Bench, Device, Token, written};
-use device::{Captured, Captures, WrittenRows};
+use device::{Captured, Captures};
 use half::bf16;
+use ndarray::{Axis, aview0};
 use reference::TensorId as T;
 
-use super::Plant::{Captures as InCaptures, Step};
-use super::{Fault, benches};
+use super::{Fault, benches, captured, gross, subtle};
 
 pub fn faults() -> Vec<Fault> {
     let two_rows = benches::two_rows;
     vec![
-        Fault { id: "slot-plus-1", on: two_rows, plant: InCaptures(|bench, captures| {
-            *captures = without_the_write(bench, 1);
-            let places = places(bench, 1);
-            for (cache, right) in [
-                (&mut captures.k_written, &bench.captures.k_written),
-                (&mut captures.v_written, &bench.captures.v_written),
-            ] {
-                let right = written::read(right.as_ref().unwrap());
-                written::edit(cache, &bench.case.geometry, |rows| {
-                    rows.extend(places.iter().map(|place| (place + 1, right[place].clone())));
+        captured(
+            "slot-plus-1",
+            two_rows,
+            &["k_written_rows", "v_written_rows"],
+            &["slot +1", "2 cache rows not written"],
+            |bench, captures| {
+                *captures = without_the_write(bench, 1);
+                let places = places(bench, 1);
+                for (cache, right) in [
+                    (&mut captures.k_written, &bench.captures.k_written),
+                    (&mut captures.v_written, &bench.captures.v_written),
+                ] {
+                    let right = written::read(right.as_ref().unwrap());
+                    written::edit(cache, &bench.case.geometry, |rows| {
+                        rows.extend(places.iter().map(|place| (place + 1, right[place].clone())));
+                    });
+                }
+            },
+        ),
+        captured(
+            "write-missing",
+            two_rows,
+            &["k_written_rows", "v_written_rows"],
+            &["2 cache rows not written", "KV head 0"],
+            |bench, captures| {
+                *captures = without_the_write(bench, 1);
+            },
+        ),
+        captured(
+            "write-missing-but-attended",
+            two_rows,
+            &["k_written_rows", "v_written_rows", "attn_out"],
+            &["2 cache rows not written"],
+            |bench, captures| {
+                let missing = without_the_write(bench, 0);
+                (captures.k_written, captures.v_written) = (missing.k_written, missing.v_written);
+            },
+        ),
+        captured(
+            "write-extra",
+            two_rows,
+            &["k_written_rows"],
+            &["no slot of this batch names", "page 0, slot 3"],
+            |bench, captures| {
+                written::edit(&mut captures.k_written, &bench.case.geometry, |rows| {
+                    rows.insert(3, vec![bf16::ONE; bench.case.geometry.head_dim]);
                 });
-            }
-        }), fails: &["k_written_rows", "v_written_rows"], says: &["slot +1", "2 cache rows not written"], alone: false },
-        Fault { id: "write-missing", on: two_rows, plant: InCaptures(|bench, captures| {
-            *captures = without_the_write(bench, 1);
-        }), fails: &["k_written_rows", "v_written_rows"], says: &["2 cache rows not written", "KV head 0"], alone: false },
-        Fault { id: "write-missing-but-attended", on: two_rows, plant: InCaptures(|bench, captures| {
-            let missing = without_the_write(bench, 0);
-            (captures.k_written, captures.v_written) = (missing.k_written, missing.v_written);
-        }), fails: &["k_written_rows", "v_written_rows", "attn_out"], says: &["2 cache rows not written"], alone: false },
-        Fault { id: "write-extra", on: two_rows, plant: InCaptures(|bench, captures| {
-            written::edit(&mut captures.k_written, &bench.case.geometry, |rows| {
-                rows.insert(3, vec![bf16::ONE; bench.case.geometry.head_dim]);
-            });
-        }), fails: &["k_written_rows"], says: &["no slot of this batch names", "page 0, slot 3"], alone: false },
-        Fault { id: "write-outside-the-cache", on: two_rows, plant: InCaptures(|bench, captures| {
-            written::edit(&mut captures.v_written, &bench.case.geometry, |rows| {
-                rows.insert(i64::MAX, vec![bf16::ONE; bench.case.geometry.head_dim]);
-                rows.insert(-1, vec![bf16::ONE; bench.case.geometry.head_dim]);
-            });
-        }), fails: &["v_written_rows"], says: &["outside the cache", "-1"], alone: false },
-        Fault { id: "row-listed-twice", on: two_rows, plant: InCaptures(|_, captures| {
-            let WrittenRows { rows: Captured::Values(rows), .. } = captures.k_written.as_mut().unwrap() else { panic!() };
-            rows[0] = rows[1];
-        }), fails: &["k_written_rows"], says: &["listed more than once"], alone: false },
-        Fault { id: "k-and-v-exchanged", on: two_rows, plant: Step(|d| {
-            let (k, v) = (d.tensor(T::KRows).clone(), d.tensor(T::VRows).clone());
-            d.set(T::KRows, v).set(T::VRows, k);
-        }), fails: &["k_written_values", "v_written_values"], says: &["the K cache holds what belongs to V"], alone: true },
-        Fault { id: "kv-heads-rotated", on: two_rows, plant: Step(|d| {
+            },
+        ),
+        captured(
+            "write-outside-the-cache",
+            two_rows,
+            &["v_written_rows"],
+            &["outside the cache", "-1"],
+            |bench, captures| {
+                written::edit(&mut captures.v_written, &bench.case.geometry, |rows| {
+                    rows.insert(i64::MAX, vec![bf16::ONE; bench.case.geometry.head_dim]);
+                    rows.insert(-1, vec![bf16::ONE; bench.case.geometry.head_dim]);
+                });
+            },
+        ),
+        captured("row-listed-twice", two_rows, &["k_written_rows"], &["listed more than once"], |_, captures| {
+            let rows = captures.k_written.as_mut().unwrap();
+            let (Captured::Values(places), Captured::Values(values)) = (&mut rows.rows, &mut rows.values) else {
+                panic!()
+            };
+            places.push(Axis(0), aview0(&places[0].clone())).unwrap();
+            values.push(Axis(0), values.row(0).to_owned().view()).unwrap();
+        }),
+        gross(
+            "k-and-v-exchanged",
+            two_rows,
+            &["k_written_values", "v_written_values"],
+            &["the K cache holds what belongs to V"],
+            |d| {
+                let (k, v) = (d.tensor(T::KRows).clone(), d.tensor(T::VRows).clone());
+                d.set(T::KRows, v).set(T::VRows, k);
+            },
+        ),
+        gross("kv-heads-rotated", two_rows, &["v_written_values"], &["head 0 has head 1's values"], |d| {
             let (dim, width) = (d.inputs.geometry.head_dim, d.inputs.geometry.kv_width());
             d.rearrange(T::VRows, |b, n| (b, (n + dim) % width));
-        }), fails: &["v_written_values"], says: &["head 0 has head 1's values"], alone: false },
-        Fault { id: "v-in-truncation", on: two_rows, plant: Step(|d| {
+        }),
+        subtle("v-in-truncation", two_rows, &["v_written_values"], &[], |d| {
             let policy = d.policy.clone().with(reference::Site::VCache, reference::Rounding::Trunc);
             d.redo_under(T::VRows, &policy);
-        }), fails: &["v_written_values"], says: &[], alone: false },
-        Fault { id: "rows-of-the-wrong-type", on: two_rows, plant: InCaptures(|_, captures| {
+        }),
+        captured("rows-of-the-wrong-type", two_rows, &["k_written_rows"], &["INT32", "INT64"], |_, captures| {
             let found = Captured::WrongDType { found: "INT32".to_owned(), shape: vec![32] };
             captures.k_written.as_mut().unwrap().rows = found;
-        }), fails: &["k_written_rows"], says: &["INT32", "INT64"], alone: false },
-        Fault { id: "values-of-the-wrong-type", on: two_rows, plant: InCaptures(|_, captures| {
+        }),
+        captured("values-of-the-wrong-type", two_rows, &["v_written_values"], &["FP32", "BF16"], |_, captures| {
             let found = Captured::WrongDType { found: "FP32".to_owned(), shape: vec![32, 64] };
             captures.v_written.as_mut().unwrap().values = found;
-        }), fails: &["v_written_values"], says: &["FP32", "BF16"], alone: false },
-        Fault { id: "work-items-of-padding-rows", on: two_rows, plant: InCaptures(|_, captures| {
+        }),
+        captured("work-items-of-padding-rows", two_rows, &[], &["work_items", "32, expected 4"], |_, captures| {
             captures.metadata.insert("online_softmax_work_items".to_owned(), "32".to_owned());
-        }), fails: &[], says: &["work_items", "32, expected 4"], alone: false },
+        }),
     ]
 }
 

@@ -44,6 +44,39 @@ pub enum Plant {
     Captures(fn(&Bench, &mut Captures)),
 }
 
+/// A fault that the output alone must show: where it is planted, which tensors fail, what is said.
+pub fn gross(
+    id: &'static str,
+    on: fn() -> &'static Bench,
+    fails: &'static [&'static str],
+    says: &'static [&'static str],
+    plant: fn(&mut Device<'_>),
+) -> Fault {
+    Fault { id, on, plant: Plant::Step(plant), fails, says, alone: true }
+}
+
+/// A fault that the output alone may hide.
+pub fn subtle(
+    id: &'static str,
+    on: fn() -> &'static Bench,
+    fails: &'static [&'static str],
+    says: &'static [&'static str],
+    plant: fn(&mut Device<'_>),
+) -> Fault {
+    Fault { alone: false, ..gross(id, on, fails, says, plant) }
+}
+
+/// A fault in what was captured.
+pub fn captured(
+    id: &'static str,
+    on: fn() -> &'static Bench,
+    fails: &'static [&'static str],
+    says: &'static [&'static str],
+    plant: fn(&Bench, &mut Captures),
+) -> Fault {
+    Fault { id, on, plant: Plant::Captures(plant), fails, says, alone: false }
+}
+
 fn catalogue() -> Vec<Fault> {
     [steps::faults(), attention::faults(), cache::faults(), field::faults()].into_iter().flatten().collect()
 }

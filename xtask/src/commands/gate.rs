@@ -11,7 +11,7 @@ use cases::{InputStore, Inputs, PolicyRequest, Suite};
 use clap::{Args, ValueEnum};
 use device::Bundle;
 use goldens::report::{CaseReport, GateReport};
-use goldens::{Job, judge};
+use goldens::{Job, judge, repeatability};
 use reference::TensorId;
 
 use crate::exit_codes::Code;
@@ -118,31 +118,29 @@ impl Gate {
         }
         let paths = self.cases()?;
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
-        for path in &paths {
-            Bundle::open(path)?;
-        }
-        let (store, bar) = (InputStore::new(), Bar::new(paths.len()));
+        let bundles = paths.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let (store, bar) = (InputStore::new(), Bar::new(bundles.len()));
         let mut reports = Vec::new();
-        for path in &paths {
-            reports.push(self.judge_one(path, policy.as_ref(), only.as_ref(), &store, &bar)?);
+        for bundle in &bundles {
+            reports.push(self.judge_one(bundle, policy.as_ref(), only.as_ref(), &store, &bar)?);
             bar.done();
         }
+        repeatability(&bundles, &mut reports);
         Ok(GateReport::new(reports))
     }
 
     fn judge_one(
         &self,
-        path: &Path,
+        bundle: &Bundle,
         policy: Option<&PolicyRequest>,
         only: Option<&BTreeSet<TensorId>>,
         store: &InputStore,
         bar: &Bar,
     ) -> Result<CaseReport, Refusal> {
         let started = Instant::now();
-        let bundle = Bundle::open(path)?;
         let inputs = Inputs::generate(&bundle.case, store)?;
         let job = Job {
-            bundle: &bundle,
+            bundle,
             inputs: &inputs,
             policy: policy.unwrap_or(&bundle.case.policy),
             only,

@@ -1,0 +1,93 @@
+//! Two runs of one kernel on the same inputs must agree bit for bit: what order a sum takes is the kernel's
+//! choice, but a fixed kernel makes it once.
+
+use cases::{Case, Kernel};
+use device::{Bundle, Captured, Captures, WrittenRows};
+use reference::TensorId;
+
+use crate::compare::{same, same_bf16};
+use crate::report::{CaseReport, Check, Verdict};
+
+/// Adds the check `repeatable` to each report whose bundle repeats an earlier one, and fails it where the two
+/// differ. `bundles` and `reports` go together.
+pub fn repeatability(bundles: &[Bundle], reports: &mut [CaseReport]) {
+    for later in 1..bundles.len().min(reports.len()) {
+        let earlier = (0..later).find(|&earlier| same_run(&bundles[earlier].case, &bundles[later].case));
+        let Some(earlier) = earlier else { continue };
+        let (Some(a), Some(b)) = (&bundles[earlier].captures, &bundles[later].captures) else { continue };
+        let (check, differs) = compare_runs(&reports[earlier].name, a, b);
+        let report = &mut reports[later];
+        if check.verdict == Verdict::Fail {
+            report.verdict = Verdict::Fail;
+            report.first_divergence = report.first_divergence.take().or(differs);
+        }
+        report.checks.push(check);
+    }
+}
+
+/// Whether two cases say that the same kernel ran on the same inputs.
+fn same_run(a: &Case, b: &Case) -> bool {
+    let batch = |case: &Case| match &case.kernel {
+        Kernel::DecodeLayer(decode) => Some(decode.batch.clone()),
+        Kernel::Tokens(_) => None,
+    };
+    batch(a).is_some()
+        && batch(a) == batch(b)
+        && a.device == b.device
+        && (&a.geometry, a.layers, a.seed, a.max_seq, a.pages) == (&b.geometry, b.layers, b.seed, b.max_seq, b.pages)
+        && a.rope_theta.to_bits() == b.rope_theta.to_bits()
+        && (&a.tensors, &a.padding, &a.poison) == (&b.tensors, &b.padding, &b.poison)
+}
+
+/// Whether two caches were written alike; NaN equals NaN.
+fn same_writes(a: &WrittenRows, b: &WrittenRows) -> bool {
+    let values = match (&a.values, &b.values) {
+        (Captured::Values(a), Captured::Values(b)) => {
+            a.dim() == b.dim() && a.iter().zip(b).all(|(&a, &b)| same_bf16(a, b))
+        }
+        (a, b) => a == b,
+    };
+    values && a.rows == b.rows
+}
+
+/// The check on two runs, and the first tensor that differs.
+fn compare_runs(earlier: &str, a: &Captures, b: &Captures) -> (Check, Option<String>) {
+    const NAME: &str = "repeatable";
+    let mut compared = 0;
+    for id in TensorId::ALL {
+        let written = match id {
+            TensorId::KRows => Some((&a.k_written, &b.k_written)),
+            TensorId::VRows => Some((&a.v_written, &b.v_written)),
+            _ => None,
+        };
+        let difference = if let Some((Some(x), Some(y))) = written {
+            compared += 1;
+            (!same_writes(x, y)).then(|| "the rows written or their values".to_owned())
+        } else {
+            let values = |captures: &Captures| captures.tensors.get(&id).and_then(|t| t.values().cloned());
+            let (Some(x), Some(y)) = (values(a), values(b)) else { continue };
+            compared += 1;
+            let [rows, columns] = x.shape();
+            let places = || (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+            let mut differing = places().filter(|&(row, column)| !same(&x, &y, row, column));
+            differing.next().map(|(row, column)| {
+                format!("{} of {} elements, first [{row}, {column}]", 1 + differing.count(), rows * columns)
+            })
+        };
+        if let Some(difference) = difference {
+            let why = match id {
+                TensorId::Out => {
+                    "the contract has two FP32 parts, and a sum of two does not depend on order, so no difference is \
+                     allowed"
+                }
+                _ => "a fixed kernel on the same inputs gives the same bits",
+            };
+            let detail = format!("this run and {earlier} differ at {}: {difference}; {why}", id.name());
+            let check = Check { name: NAME.to_owned(), verdict: Verdict::Fail, detail };
+            return (check, Some(id.name().to_owned()));
+        }
+    }
+    let verdict = if compared > 0 { Verdict::Pass } else { Verdict::Unjudged };
+    let detail = format!("{compared} tensors equal those of {earlier}, bit for bit");
+    (Check { name: NAME.to_owned(), verdict, detail }, None)
+}
