@@ -360,9 +360,9 @@ fn candidates(scalar: Bounded) -> impl Iterator<Item = f32> {
     const MOST: u32 = 1 << 12;
     let low = ((scalar.value - scalar.bound).max(0.0) as f32).to_bits().saturating_sub(1);
     let high = ((scalar.value + scalar.bound) as f32).to_bits().saturating_add(1);
-    let range =
-        if scalar.value.is_finite() && high < f32::INFINITY.to_bits() { low..=high.min(low + MOST) } else { 1..=0 };
-    range.map(f32::from_bits).filter(move |&candidate| scalar.holds(candidate))
+    let bounded = scalar.value.is_finite() && high < f32::INFINITY.to_bits();
+    let range = bounded.then(|| low..=high.min(low + MOST));
+    range.into_iter().flatten().map(f32::from_bits).filter(move |&candidate| scalar.holds(candidate))
 }
 
 /// SwiGLU: elementwise, narrowed; a boundary within the bound of the exact value explains a flip.

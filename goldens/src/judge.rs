@@ -121,28 +121,40 @@ pub struct Walk {
 }
 
 /// Walks under the request's rules; where a free site's tensor was not captured, so that its ties cannot be
-/// read off, and something drifts, the other tie rule is tried there and kept if it removes most differences.
+/// read off, and something drifts, the other tie rule is tried there and kept if less drifts with it.
 fn settled_walk(walker: &Walker<'_, '_>, rules: Rules) -> Walk {
-    let differing = |walk: &Walk| -> u64 {
-        walk.comparisons.iter().map(|c| c.marks.iter().filter(|&&mark| mark != Mark::Exact).count() as u64).sum()
+    let drift = |walk: &Walk, forced: bool| -> u64 {
+        walk.comparisons.iter().filter(|c| c.forced == forced).map(|c| c.count(Mark::Drift)).sum()
     };
-    let drifts = |walk: &Walk| walk.comparisons.iter().any(Comparison::drifts);
+    // Behind a gap everything that differs drifts in a walk without sampling: only a marked change counts there.
+    let better = |a: &Walk, b: &Walk| match (drift(a, true), drift(b, true)) {
+        (a, b) if a != b => a < b,
+        _ => 2 * drift(a, false) < drift(b, false),
+    };
     let walk = walker.walk(rules.clone(), true);
     let open: Vec<Site> = hidden_sites(walker.evidence).into_iter().filter(|&site| rules.is_open(site)).collect();
-    if !drifts(&walk) || open.is_empty() {
+    if open.is_empty() || !walk.comparisons.iter().any(Comparison::drifts) {
         return walk;
     }
-    let mut best = (rules.clone(), differing(&walker.walk(rules, false)));
-    let before = best.1;
-    for site in open {
-        let mut other = best.0.clone();
-        other.policy.set(site, Rounding::Rne);
-        let found = differing(&walker.walk(other.clone(), false));
-        if found < best.1 / 2 {
-            best = (other, found);
+    let mut best = (rules.clone(), walker.walk(rules, false));
+    let mut changed = true;
+    let mut settled = BTreeSet::new();
+    while changed {
+        changed = false;
+        for &site in &open {
+            let mut other = best.0.clone();
+            other.policy.set(site, Rounding::Rne);
+            if settled.contains(&site) {
+                continue;
+            }
+            let found = walker.walk(other.clone(), false);
+            if better(&found, &best.1) {
+                best = (other, found);
+                changed = settled.insert(site);
+            }
         }
     }
-    if best.1 < before { walker.walk(best.0, true) } else { walk }
+    if settled.is_empty() { walk } else { walker.walk(best.0, true) }
 }
 
 /// Free sites whose tensor the device did not give, in contract order.

@@ -22,6 +22,9 @@ use crate::tally::Comparison;
 /// Tests that a run may make this way: its false-alarm probability is split over them.
 const TESTS: f64 = 1024.0;
 
+/// Sampled rows that must have moved before the samples are taken to show what flips do.
+const MOVED: usize = 8;
+
 /// Sampled devices: as many as a small model makes cheap, at least sixteen.
 fn samples(inputs: &LayerInputs<'_>) -> u64 {
     let geometry = inputs.geometry;
@@ -88,16 +91,23 @@ pub fn compare(
         };
     }
     if let Some(false_alarm) = sampling.filter(|_| comparison.drifts()) {
-        let samples = samples(inputs);
         let scale = Scale::new(&comparison.reference, id, inputs);
         let rows = distinct_rows(inputs);
         let mut distribution = Distribution::default();
-        for seed in 0..samples {
-            progress.step(&format!("{} against sampled device {} of {samples}", id.name(), seed + 1));
-            let policy = policy.clone().under(Freedom::Sampled { seed });
-            if let Some(sample) = replay(inputs, &policy, known, &needed).get(id) {
-                let measured = scale.measure(sample, &comparison.reference, |_, _| true);
-                distribution.add(rows.iter().map(|&row| &measured[row]));
+        // Where sampled devices hardly move, a rare single flip must be excused all the same: freedoms are enlarged
+        // until enough rows show what flips do.
+        for gain in [1u32, 16, 256, 4096] {
+            if distribution.moved >= MOVED {
+                break;
+            }
+            let samples = if gain == 1 { samples(inputs) } else { samples(inputs) / 4 };
+            for seed in 0..samples {
+                progress.step(&format!("{} against sampled device {} of {samples}", id.name(), seed + 1));
+                let freedom = if gain == 1 { Freedom::Sampled { seed } } else { Freedom::Enlarged { seed, gain } };
+                if let Some(sample) = replay(inputs, &policy.clone().under(freedom), known, &needed).get(id) {
+                    let measured = scale.measure(sample, &comparison.reference, |_, _| true);
+                    distribution.add(rows.iter().map(|&row| &measured[row]));
+                }
             }
         }
         distribution.finish();
@@ -135,7 +145,9 @@ impl Test<'_, '_> {
                 continue;
             }
             let distance = self.scale.distance(&device, &reference, row, column);
-            let reach = 2.0 * self.lambda * measured[at].deviation_without(distance);
+            // One flip inside attention moves a head alone, by up to about a step.
+            let least = if matches!(self.id, TensorId::AttnOut | TensorId::AttnOutI8) { 1.0 } else { 0.0 };
+            let reach = (2.0 * self.lambda * measured[at].deviation_without(distance)).max(least);
             let required = self.required(&device, &reference, nominal, row, column);
             if required <= reach {
                 *mark = Mark::Flip;
@@ -437,6 +449,8 @@ impl Row {
 struct Distribution {
     /// Ascending.
     energies: Vec<f64>,
+    /// Sampled rows that differed at all.
+    moved: usize,
     /// The largest lean seen in a row that differs in more than a few elements.
     lean: f64,
     median: f64,
@@ -450,6 +464,7 @@ impl Distribution {
     fn add<'r>(&mut self, rows: impl Iterator<Item = &'r Row>) {
         for row in rows {
             self.energies.push(row.energy);
+            self.moved += usize::from(row.differing > 0);
             if row.differing >= 64 {
                 self.lean = self.lean.max(row.lean.abs());
             }

@@ -78,7 +78,11 @@ pub fn reciprocal(x: f32, freedom: Freedom) -> f32 {
 /// Moves `value` by -ulps..=ulps units in the last place, drawn from the seed and the argument's bits.
 #[inline]
 fn disturb(value: f32, argument: f32, ulps: u32, freedom: Freedom) -> f32 {
-    let Freedom::Sampled { seed } = freedom else { return value };
+    let (seed, ulps) = match freedom {
+        Freedom::Canonical | Freedom::Emulated => return value,
+        Freedom::Sampled { seed } => (seed, ulps),
+        Freedom::Enlarged { seed, gain } => (seed, ulps.saturating_mul(gain).min(1 << 20)),
+    };
     if !value.is_normal() || value.abs() == f32::MAX {
         return value;
     }

@@ -102,6 +102,14 @@ pub enum Freedom {
         /// Seed of the draw.
         seed: u64,
     },
+    /// A sampled device whose elementary functions are off by `gain` times what is permitted: no legitimate
+    /// device, but a way to see what one rare flip does where permitted errors hardly ever cause one.
+    Enlarged {
+        /// Seed of the draw.
+        seed: u64,
+        /// Factor on the ULPs of exp, square root and reciprocal.
+        gain: u32,
+    },
 }
 
 /// How each site rounds, and which freedoms are taken.

@@ -1,6 +1,9 @@
 //! Right devices pass: the recorded bundles, and small cases that the reference itself runs as a device with
 //! freedoms and tie rules of its own. Whatever the gate is shown of a right device, it must not fail it.
 
+// Helpers of tests are no tests to clippy.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::BTreeSet;
 
 use assay_tests::{Bench, Visible, said};
@@ -182,7 +185,7 @@ fn right() -> impl Strategy<Value = Right> {
 
 /// Devices of the committed test; `ASSAY_DEVICES` asks for more.
 fn devices() -> usize {
-    std::env::var("ASSAY_DEVICES").ok().and_then(|number| number.parse().ok()).unwrap_or(48)
+    std::env::var("ASSAY_DEVICES").ok().and_then(|number| number.parse().ok()).unwrap_or(24)
 }
 
 /// What is wrong with the reports on a right device, shown whole, in part, and by its output alone.

@@ -1,6 +1,9 @@
 //! The command's contract, through the program itself: exit codes, the JSON object, and what a bundle that is
 //! wrong in one way ends with.
 
+// Helpers of tests are no tests to clippy.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

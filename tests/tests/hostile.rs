@@ -1,6 +1,9 @@
 //! Files and values that nobody would write on purpose: each ends with a report or with an error that says where,
 //! never with a panic.
 
+// Helpers of tests are no tests to clippy.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::fs;
 use std::sync::LazyLock;
 

@@ -30,7 +30,7 @@ impl SumOrder {
         match freedom {
             Freedom::Canonical => Self::Canonical,
             Freedom::Emulated => Self::VectorChunks(chunk),
-            Freedom::Sampled { seed } => Self::Permuted(permutation(n, seed)),
+            Freedom::Sampled { seed } | Freedom::Enlarged { seed, .. } => Self::Permuted(permutation(n, seed)),
         }
     }
 
@@ -40,7 +40,7 @@ impl SumOrder {
         match freedom {
             Freedom::Canonical => Self::Canonical,
             Freedom::Emulated => Self::Cube,
-            Freedom::Sampled { seed } => Self::Permuted(permutation(n, seed)),
+            Freedom::Sampled { seed } | Freedom::Enlarged { seed, .. } => Self::Permuted(permutation(n, seed)),
         }
     }
 

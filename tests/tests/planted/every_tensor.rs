@@ -8,10 +8,11 @@ use reference::{BATCH, DType, TensorId};
 
 use super::benches;
 
+type Applies = fn(TensorId) -> bool;
 type Plant = fn(&mut Device<'_>, TensorId);
 
 /// A fault, whether a tensor can have it, and how it gets it.
-const FAULTS: &[(&str, fn(TensorId) -> bool, Plant)] = &[
+const FAULTS: &[(&str, Applies, Plant)] = &[
     ("zeroed", any, |d, id| {
         d.map(id, |_, _, _| 0.0);
     }),

@@ -2,6 +2,9 @@
 //! tensor, in the right words, whether the steps behind the fault follow from it or not, and must pass the same
 //! device without it. Entries with a source in the field are in `field`.
 
+// Helpers of tests are no tests to clippy.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod attention;
 mod benches;
 mod cache;
