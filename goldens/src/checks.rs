@@ -20,6 +20,9 @@ use crate::place::{counted, place};
 use crate::report::{Check, Element, Number, TensorReport, Verdict};
 use crate::tally::{Comparison, cache_row_name};
 
+/// Checks that every report on a decode layer has.
+pub const ALWAYS: [&str; 5] = ["padding_rows", "kv_written_rows", "kv_values", "row_independence", "finite"];
+
 /// Everything the checks look at.
 pub struct Evidenced<'a, 'd> {
     /// Its inputs.

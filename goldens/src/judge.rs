@@ -291,7 +291,9 @@ fn unjudged(case: &Case, policy: &PolicyRequest, why: &str) -> CaseReport {
         verdict: Verdict::Unjudged,
         seconds: 0.0,
         source: coverage::source(case),
-        checks: vec![Check { name: "captures".to_owned(), verdict: Verdict::Unjudged, detail: why.to_owned() }],
+        checks: checks::ALWAYS
+            .map(|name| Check { name: name.to_owned(), verdict: Verdict::Unjudged, detail: why.to_owned() })
+            .to_vec(),
         tensors: Vec::new(),
         policy: PolicyReport { asked: policy.name().to_owned(), ..PolicyReport::default() },
         coverage: vec![why.to_owned()],

@@ -4,7 +4,7 @@ use assay_tests::{Device, Token};
 use half::bf16;
 use reference::{BATCH, PAGE, Rounding, Site, Tensor, TensorId as T};
 
-use super::{Fault, benches, gross};
+use super::{Fault, benches, gross, subtle};
 
 pub fn faults() -> Vec<Fault> {
     let two_rows = benches::two_rows;
@@ -109,6 +109,13 @@ pub fn faults() -> Vec<Fault> {
             &["row 1 matches an attended length of 93, not 77"],
             |d| attend_to(d, 1, 93),
         ),
+        gross("recorded-length-minus-1", benches::recorded, attn, &["row 0 matches an attended length of 129"], |d| {
+            attend_to(d, 0, 129)
+        }),
+        subtle("recorded-probabilities-not-narrowed", benches::recorded, attn, &[], |d| {
+            let policy = d.policy.clone().with(Site::Prob, Rounding::None);
+            d.redo_under(T::AttnOut, &policy);
+        }),
         // Padding rows.
         gross(
             "padding-rows-zero",
