@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use half::bf16;
-use ndarray::s;
+use ndarray::{ArrayView2, s};
 use rayon::prelude::*;
 use reference::bounds::analyse_head;
 use reference::stages::KvSource;
@@ -91,10 +91,28 @@ pub fn compare(session: &Session<'_, '_>, mut comparison: Comparison, known: &Tr
         }
     }
     if !wrong.is_empty() {
-        let zero = wrong.iter().filter(|&&b| device.row(b).iter().all(|v| *v == bf16::ZERO)).count();
-        let what = if zero == wrong.len() { "zero" } else { "not row 0 of this step" };
-        comparison.notes.push(format!("padding {} {what}", counted("row", &wrong)));
+        comparison.notes.push(format!(
+            "padding {}: {}",
+            counted("row", &wrong),
+            padding_fault(device, batch.active, &wrong)
+        ));
     }
     comparison.reference = Arc::new(Tensor::Bf16(expected));
     comparison
+}
+
+/// What padding rows hold that are not copies of row 0.
+pub fn padding_fault(device: ArrayView2<'_, bf16>, active: usize, wrong: &[usize]) -> String {
+    let equal = |a: usize, b: usize| device.row(a).iter().zip(device.row(b)).all(|(&a, &b)| same_bf16(a, b));
+    let all = |holds: &dyn Fn(usize) -> bool| wrong.iter().all(|&b| holds(b));
+    if all(&|b| device.row(b).iter().all(|&value| value == bf16::ZERO)) {
+        return "padding row is zero".to_owned();
+    }
+    if let Some(other) = (1..active).find(|&other| all(&|b| equal(b, other))) {
+        return format!("holds row {other}, not row 0");
+    }
+    if wrong.len() > 1 && all(&|b| equal(b, wrong[0])) {
+        return "holds another step's row 0: all alike, but no row of this step".to_owned();
+    }
+    "holds something else than row 0 of this step".to_owned()
 }

@@ -12,6 +12,7 @@ use reference::{BATCH, LayerInputs, TILE, Tensor, TensorId};
 use sha2::{Digest, Sha256};
 
 use crate::Mark;
+use crate::attention::padding_fault;
 use crate::compare::view_bf16;
 use crate::coverage::{poisoned_slots, slots_name};
 use crate::evidence::{CacheEvidence, Evidence};
@@ -37,8 +38,23 @@ pub struct Evidenced<'a, 'd> {
     pub final_caches: &'a BTreeMap<Input, String>,
 }
 
+/// A check, and the tensor at which it failed.
+pub struct Finding {
+    /// The check.
+    pub check: Check,
+    /// The tensor at which it failed, when it is about one.
+    pub tensor: Option<&'static str>,
+}
+
+impl Finding {
+    /// Names the tensor.
+    fn at(self, tensor: &'static str) -> Self {
+        Self { tensor: Some(tensor), ..self }
+    }
+}
+
 /// All checks, in the order in which they are documented.
-pub fn all(e: &Evidenced<'_, '_>) -> Vec<Check> {
+pub fn all(e: &Evidenced<'_, '_>) -> Vec<Finding> {
     let mut checks = vec![
         padding_rows(e),
         kv_written_rows(e),
@@ -52,12 +68,12 @@ pub fn all(e: &Evidenced<'_, '_>) -> Vec<Check> {
     checks
 }
 
-fn check(name: &str, verdict: Verdict, detail: impl Into<String>) -> Check {
-    Check { name: name.to_owned(), verdict, detail: detail.into() }
+fn check(name: &str, verdict: Verdict, detail: impl Into<String>) -> Finding {
+    Finding { check: Check { name: name.to_owned(), verdict, detail: detail.into() }, tensor: None }
 }
 
 /// Padding rows of `attn_out` equal row 0, bit for bit (step 8).
-fn padding_rows(e: &Evidenced<'_, '_>) -> Check {
+fn padding_rows(e: &Evidenced<'_, '_>) -> Finding {
     const NAME: &str = "padding_rows";
     let active = e.inputs.batch.active;
     if active == BATCH {
@@ -72,12 +88,12 @@ fn padding_rows(e: &Evidenced<'_, '_>) -> Check {
         let rows = counted("row", &(active..BATCH).collect::<Vec<_>>());
         return check(NAME, Verdict::Pass, format!("attn_out {rows} equal row 0, bit for bit"));
     }
-    let zero = wrong.iter().all(|&b| device.row(b).iter().all(|&value| value == bf16::ZERO));
-    let what = if zero { "padding row is zero" } else { "holds something else than row 0 of this step" };
+    let what = padding_fault(device, active, &wrong);
     let row0 = e.walk.comparisons.iter().find(|c| c.id == TensorId::AttnOut);
     let row0_right = row0.is_some_and(|c| !c.drifting_rows(e.inputs).contains(&0));
     let about_row0 = if row0_right { "row 0 itself is right" } else { "row 0 itself drifts too" };
-    check(NAME, Verdict::Fail, format!("attn_out {}: {what}; {about_row0}", counted("row", &wrong)))
+    let detail = format!("attn_out {}: {what}; {about_row0}", counted("row", &wrong));
+    check(NAME, Verdict::Fail, detail).at(TensorId::AttnOut.name())
 }
 
 fn row_differs(tensor: &Tensor, a: usize, b: usize) -> bool {
@@ -247,7 +263,7 @@ pub fn wrong_dtype(id: TensorId, found: &str) -> TensorReport {
 }
 
 /// Exactly the slots' cache rows were written.
-fn kv_written_rows(e: &Evidenced<'_, '_>) -> Check {
+fn kv_written_rows(e: &Evidenced<'_, '_>) -> Finding {
     const NAME: &str = "kv_written_rows";
     let mut failures = Vec::new();
     let mut judged = 0;
@@ -273,9 +289,10 @@ fn kv_written_rows(e: &Evidenced<'_, '_>) -> Check {
 }
 
 /// The values written are right, and the whole caches are what the case says they were afterwards.
-fn kv_values(e: &Evidenced<'_, '_>) -> Check {
+fn kv_values(e: &Evidenced<'_, '_>) -> Finding {
     const NAME: &str = "kv_values";
     let mut failures = Vec::new();
+    let mut tensor = None;
     let (mut judged, mut hashed) = (0, 0);
     for (id, input, before) in
         [(TensorId::KRows, Input::KCache, e.inputs.cache.k), (TensorId::VRows, Input::VCache, e.inputs.cache.v)]
@@ -290,11 +307,13 @@ fn kv_values(e: &Evidenced<'_, '_>) -> Check {
             let notes =
                 if comparison.notes.is_empty() { String::new() } else { format!(" ({})", comparison.notes.join("; ")) };
             failures.push(format!("{}: {}{notes}", id.name(), counted("row", &rows)));
+            tensor = tensor.or(Some(id.name()));
         }
         if let Some(stated) = e.final_caches.get(&input) {
             hashed += 1;
             let found = final_hash(before, cache);
             if found != *stated {
+                tensor = tensor.or(Some(id.name()));
                 failures.push(format!(
                     "final_cache_sha256 of {}: the cache before the step with the captured rows written gives {found}, \
                      the case states {stated}: some other row changed, or these rows are not what was left",
@@ -304,7 +323,7 @@ fn kv_values(e: &Evidenced<'_, '_>) -> Check {
         }
     }
     match (failures.is_empty(), judged) {
-        (false, _) => check(NAME, Verdict::Fail, failures.join("; ")),
+        (false, _) => Finding { tensor, ..check(NAME, Verdict::Fail, failures.join("; ")) },
         (true, 0) => check(NAME, Verdict::Unjudged, "k_written_values and v_written_values not captured"),
         (true, 1) => check(NAME, Verdict::Unjudged, "only one of the two caches captured; that one is right"),
         _ if hashed == 2 => check(NAME, Verdict::Pass, "values match, and both whole caches match their SHA-256"),
@@ -329,7 +348,7 @@ fn final_hash(before: ArrayView2<'_, bf16>, cache: &CacheEvidence) -> String {
 
 /// No row depends on another row's contents: rows with equal inputs have equal outputs, and no drifting row
 /// holds what belongs to another row.
-fn row_independence(e: &Evidenced<'_, '_>) -> Check {
+fn row_independence(e: &Evidenced<'_, '_>) -> Finding {
     const NAME: &str = "row_independence";
     let batch = e.inputs.batch;
     if e.replicated && batch.active < BATCH {
@@ -342,7 +361,7 @@ fn row_independence(e: &Evidenced<'_, '_>) -> Check {
                     comparison.id.name(),
                     counted("row", &wrong)
                 );
-                return check(NAME, Verdict::Fail, detail);
+                return check(NAME, Verdict::Fail, detail).at(comparison.id.name());
             }
         }
     }
@@ -377,7 +396,7 @@ fn batch_row_differs(comparison: &Comparison, inputs: &LayerInputs<'_>, b: usize
 }
 
 /// Nothing is non-finite unless the inputs make it so.
-fn finite(e: &Evidenced<'_, '_>) -> Check {
+fn finite(e: &Evidenced<'_, '_>) -> Finding {
     const NAME: &str = "finite";
     let bad = |tensor: &Tensor, row: usize, column: usize| !tensor.get(row, column).is_finite();
     let mut total = 0u64;
@@ -415,19 +434,21 @@ fn finite(e: &Evidenced<'_, '_>) -> Check {
     if comparison.id == TensorId::AttnOut && !slots.is_empty() {
         detail.push_str(&format!("; NaN entered through V from {}", slots_name(&slots)));
     }
-    check(NAME, Verdict::Fail, detail)
+    check(NAME, Verdict::Fail, detail).at(comparison.id.name())
 }
 
 /// INT8 activation codes lie within -127..127, whatever the reference says.
-fn int8_range(e: &Evidenced<'_, '_>) -> Check {
+fn int8_range(e: &Evidenced<'_, '_>) -> Finding {
     const NAME: &str = "int8_range";
     let mut judged = false;
+    let mut first = None;
     let mut wrong = Vec::new();
     for (id, tensor) in &e.evidence.tensors {
         let Tensor::I8(codes) = tensor.as_ref() else { continue };
         judged = true;
         for ((row, column), _) in codes.indexed_iter().filter(|(_, code)| **code == i8::MIN) {
             wrong.push(format!("{}[{row}, {column}]", id.name()));
+            first = first.or(Some(id.name()));
         }
     }
     match (wrong.len(), judged) {
@@ -439,13 +460,13 @@ fn int8_range(e: &Evidenced<'_, '_>) -> Check {
                 "{n} codes are -128, outside the contract's -127..127, first {}: wrapped, not clamped, if the value is positive",
                 wrong.join(", ")
             );
-            check(NAME, Verdict::Fail, detail)
+            Finding { tensor: first, ..check(NAME, Verdict::Fail, detail) }
         }
     }
 }
 
 /// The production kernels' tiling rules. They bind those kernels, not the reference.
-fn tiling(e: &Evidenced<'_, '_>) -> Check {
+fn tiling(e: &Evidenced<'_, '_>) -> Finding {
     let broken = e.inputs.geometry.tiling_violations();
     if broken.is_empty() {
         return check("tiling", Verdict::Pass, "the geometry fits the production kernels' tiles");
@@ -455,7 +476,7 @@ fn tiling(e: &Evidenced<'_, '_>) -> Check {
 }
 
 /// Work-item counts, where captured.
-fn work_items(e: &Evidenced<'_, '_>) -> Option<Check> {
+fn work_items(e: &Evidenced<'_, '_>) -> Option<Finding> {
     let batch = e.inputs.batch;
     let heads = e.inputs.geometry.num_key_value_heads as u64;
     let tiles: u64 = batch.seq_lens[..batch.active].iter().map(|n| n.div_ceil(TILE) as u64).sum();

@@ -328,16 +328,18 @@ fn report(
     // Contract order; the rows that were written come before their values.
     tensors.sort_by_key(|(id, report)| (*id, report.name.ends_with("_values")));
 
-    let checks = checks::all(&checks::Evidenced {
+    let findings = checks::all(&checks::Evidenced {
         inputs,
         evidence,
         walk: &walk,
         replicated,
         final_caches: &case.final_cache_sha256,
     });
-    let mut failing: Vec<String> =
-        tensors.iter().filter(|(_, t)| t.verdict == Verdict::Fail).map(|(_, t)| t.name.clone()).collect();
-    let first_divergence = (!failing.is_empty()).then(|| failing.remove(0));
+    let failing = tensors.iter().find(|(_, tensor)| tensor.verdict == Verdict::Fail);
+    // A check may fail where every number is right for what it was made from: it names its own tensor.
+    let of_check = || findings.iter().find_map(|finding| finding.tensor.map(str::to_owned));
+    let first_divergence = failing.map(|(_, tensor)| tensor.name.clone()).or_else(of_check);
+    let checks: Vec<Check> = findings.iter().map(|finding| finding.check.clone()).collect();
     let consequences = consequences(&walk, first_divergence.as_deref());
 
     let hidden = |id| job.only.is_some_and(|only| !only.contains(&id));

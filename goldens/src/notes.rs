@@ -7,7 +7,7 @@ use half::bf16;
 use ndarray::s;
 use reference::inputs::cache_row;
 use reference::stages::{KvSource, attend, row_scale};
-use reference::{BATCH, PAGE, Site, TILE, TensorId, Trace};
+use reference::{BATCH, PAGE, Policy, Rounding, Site, TILE, TensorId, Trace};
 
 use crate::Mark;
 use crate::compare::{Session, same_bf16, view_bf16};
@@ -279,13 +279,14 @@ fn attention(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace) 
         let mine = device.slice(s![b, head * dim..(head + 1) * dim]);
         let source = KvSource::new(inputs, known);
         // Few mismatches are enough: narrowed probabilities may still flip.
-        let matches = |tokens: &[(usize, Option<usize>)]| {
+        let matches_under = |policy: &Policy, tokens: &[(usize, Option<usize>)]| {
             let values = attend(inputs, policy, known, tokens, b, kv_head);
             let rule = policy.at(Site::Attn);
             let hits =
                 (0..dim).filter(|&d| same_bf16(reference::rounding::to_bf16(values[at + d], rule), mine[d])).count();
             hits * 10 >= dim * 9
         };
+        let matches = |tokens: &[(usize, Option<usize>)]| matches_under(policy, tokens);
         let context = batch.seq_lens[b];
         let blocks = batch.block_table[b].iter().take_while(|&&page| page >= 0).count();
         let lengths = [
@@ -353,6 +354,19 @@ fn attention(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace) 
             .find(|&other| matches(&source.tokens(other, batch.seq_lens[other])));
         if let Some(other) = other {
             notes.push(format!("row {b} attended to row {other}'s context"));
+            continue;
+        }
+        // The same tokens under another treatment of the probabilities.
+        let tokens = source.tokens(b, context);
+        let treatments = [
+            (Rounding::None, "probabilities were not narrowed to BF16 before they were summed"),
+            (Rounding::Trunc, "probabilities were truncated to BF16, not rounded"),
+        ];
+        let treated = treatments.into_iter().find(|&(rule, _)| {
+            rule != policy.at(Site::Prob) && matches_under(&policy.clone().with(Site::Prob, rule), &tokens)
+        });
+        if let Some((_, text)) = treated {
+            notes.push(format!("row {b}: {text}"));
             continue;
         }
         // Weights that vanished.
