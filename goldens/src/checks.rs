@@ -381,7 +381,7 @@ fn row_independence(e: &Evidenced<'_, '_>) -> Finding {
         check(NAME, Verdict::Pass, "every row is what its own inputs give, computed without the other rows")
     } else {
         let rows: Vec<usize> = drifting.into_iter().collect();
-        check(NAME, Verdict::Unjudged, format!("{} drift, on what is not known", counted("row", &rows)))
+        check(NAME, Verdict::Unjudged, format!("drift in {}: what it depends on is not known", counted("row", &rows)))
     }
 }
 
@@ -431,7 +431,7 @@ fn finite(e: &Evidenced<'_, '_>) -> Finding {
         at.row
     );
     let slots = poisoned_slots(e.inputs, at.row.min(e.inputs.batch.active - 1), true);
-    if comparison.id == TensorId::AttnOut && !slots.is_empty() {
+    if comparison.id >= TensorId::AttnOut && !slots.is_empty() {
         detail.push_str(&format!("; NaN entered through V from {}", slots_name(&slots)));
     }
     check(NAME, Verdict::Fail, detail).at(comparison.id.name())

@@ -63,11 +63,17 @@ impl From<device::BundleError> for Refusal {
     }
 }
 
+/// Bytes of the longest line that is drawn; miette cannot align a label beyond 65,535 columns, and nobody reads there.
+const DRAWN: usize = 1000;
+/// Characters of a message that a person gets to see.
+const SAID: usize = 2000;
+
 impl Refusal {
     /// The refusal as a person reads it: an error in a file with the lines around it.
     pub fn human(&self) -> String {
         if let Self::Case(error) = self
             && let Some(span) = error.span()
+            && error.source_text().lines().all(|line| line.len() <= DRAWN)
         {
             let text = NamedSource::new(error.path().display().to_string(), printable(error.source_text()));
             let report = InFile { error, text, span: LabeledSpan::underline(span) };
@@ -78,7 +84,10 @@ impl Refusal {
                 return out;
             }
         }
-        format!("error: {}\n", plain(&self.to_string()))
+        let text = plain(&self.to_string()).into_owned();
+        let clipped: String = text.chars().take(SAID).collect();
+        let more = if clipped.len() < text.len() { " ..." } else { "" };
+        format!("error: {clipped}{more}\n")
     }
 }
 
@@ -121,6 +130,14 @@ fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_too_long_to_draw_is_told_in_words() {
+        let text = format!("format: 1\nname: x\nseq_lens: [{}x, 1]\n", " ".repeat(70_000));
+        let refusal = Refusal::from(cases::Case::parse(&text, "case.yaml".as_ref()).unwrap_err());
+        let told = refusal.human();
+        assert!(told.starts_with("error: case.yaml:") && told.len() < 3000, "{told}");
+    }
 
     #[test]
     fn control_characters_keep_their_width() {
