@@ -17,7 +17,7 @@ use crate::compare::view_bf16;
 use crate::coverage::{poisoned_slots, slots_name};
 use crate::evidence::{CacheEvidence, Evidence};
 use crate::judge::Walk;
-use crate::place::{counted, place};
+use crate::place::{counted, number, place};
 use crate::report::{Check, Element, Number, TensorReport, Verdict};
 use crate::tally::{Comparison, cache_row_name};
 
@@ -141,13 +141,14 @@ pub fn written_rows(
     let mut notes = Vec::new();
     if !unexpected.is_empty() {
         notes.push(format!(
-            "{} cache rows written that no slot of this batch names: {}",
-            unexpected.len(),
+            "{} written that no slot of this batch names: {}",
+            number(unexpected.len(), "cache row", "cache rows"),
             named(&unexpected, inputs)
         ));
     }
     if !missing.is_empty() {
-        notes.push(format!("{} cache rows not written: {}", missing.len(), named(&missing, inputs)));
+        let rows = number(missing.len(), "cache row", "cache rows");
+        notes.push(format!("{rows} not written: {}", named(&missing, inputs)));
     }
     if let Some(shift) = common_shift(&missing, &unexpected, inputs) {
         notes.insert(0, format!("written at slot {shift:+} from where the batch's slot_mapping says"));
@@ -399,7 +400,7 @@ fn batch_row_differs(comparison: &Comparison, inputs: &LayerInputs<'_>, b: usize
 fn finite(e: &Evidenced<'_, '_>) -> Finding {
     const NAME: &str = "finite";
     let bad = |tensor: &Tensor, row: usize, column: usize| !tensor.get(row, column).is_finite();
-    let mut total = 0u64;
+    let mut total = 0;
     let mut first: Option<(&Comparison, usize, usize)> = None;
     let mut reference = None;
     let mut made_by_inputs = 0u64;
@@ -426,7 +427,8 @@ fn finite(e: &Evidenced<'_, '_>) -> Finding {
     };
     let at = place(comparison.id, e.inputs.geometry, row, column);
     let mut detail = format!(
-        "{total} captured numbers are not finite and the inputs do not make them so; first {}[{row}, {column}] (row {})",
+        "{} not finite where the inputs give finite numbers; first {}[{row}, {column}] (row {})",
+        number(total, "captured number is", "captured numbers are"),
         comparison.id.name(),
         at.row
     );
@@ -457,7 +459,8 @@ fn int8_range(e: &Evidenced<'_, '_>) -> Finding {
         (n, _) => {
             wrong.truncate(3);
             let detail = format!(
-                "{n} codes are -128, outside the contract's -127..127, first {}: wrapped, not clamped, if the value is positive",
+                "{}, outside the contract's -127..127, first {}: wrapped, not clamped, if the value is positive",
+                number(n, "code is -128", "codes are -128"),
                 wrong.join(", ")
             );
             Finding { tensor: first, ..check(NAME, Verdict::Fail, detail) }

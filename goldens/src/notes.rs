@@ -12,7 +12,7 @@ use reference::{BATCH, PAGE, Policy, Rounding, Site, TILE, TensorId, Trace};
 use crate::Mark;
 use crate::compare::{Session, same_bf16, view_bf16};
 use crate::coverage::{poisoned_slots, slots_name};
-use crate::place::{counted, place, ranges};
+use crate::place::{counted, number, place, ranges};
 use crate::tally::{Comparison, ulps};
 
 /// Adds what can be said of a comparison's drift.
@@ -144,7 +144,10 @@ fn exchanged_rows(comparison: &Comparison, session: &Session<'_, '_>) -> Option<
         if (0..columns).all(|c| device.get(row, c) == 0.0) || (0..columns).any(|c| device.get(row, c).is_nan()) {
             continue;
         }
-        if let Some(other) = (0..others).find(|&other| other != row && equal(row, other)) {
+        // A replica of the row itself is no other row.
+        let hidden = session.inputs.hidden_states;
+        let foreign = |&other: &usize| other != row && hidden.row(other) != hidden.row(row);
+        if let Some(other) = (0..others).filter(foreign).find(|&other| equal(row, other)) {
             found.push(format!("row {row} holds row {other}'s values"));
         }
     }
@@ -198,8 +201,8 @@ fn codes(comparison: &Comparison) -> Vec<String> {
         let flipped = wrapped.iter().all(|&(r, c)| reference.get(r, c) > 0.0);
         let how = if flipped { "; sign flipped: wrapped, not clamped" } else { "" };
         notes.push(format!(
-            "{} codes are -128, first at [{r}, {c}]: -128 lies outside the contract's -127..127{how}",
-            wrapped.len()
+            "{}, first at [{r}, {c}]: -128 lies outside the contract's -127..127{how}",
+            number(wrapped.len(), "code is -128", "codes are -128")
         ));
     }
     notes

@@ -57,6 +57,11 @@ pub fn counted(noun: &str, indices: &[usize]) -> String {
     format!("{noun}{plural} {}", ranges(indices))
 }
 
+/// `1 row is` or `5 rows are`.
+pub fn number(count: usize, one: &str, more: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {more}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

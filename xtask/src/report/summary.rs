@@ -20,6 +20,11 @@ pub fn headline(case: &CaseReport) -> Option<String> {
     if let Some(violation) = case.policy.violations.first() {
         return Some(format!("Rounding rule: {violation}."));
     }
+    if case.verdict == Verdict::Unjudged
+        && let Some(reason) = case.coverage.first()
+    {
+        return Some(format!("Not judged: {reason}."));
+    }
     let worst = |verdict| case.checks.iter().find(|check| check.verdict == verdict);
     let check = worst(Verdict::Fail).or_else(|| worst(Verdict::Unjudged));
     check.map(self::check)
@@ -61,7 +66,9 @@ pub fn places(tensor: &TensorReport) -> Option<String> {
 
 /// One element: place, both values, both bit patterns, distance.
 pub fn element(element: &Element) -> String {
-    let ulps = element.ulps.map(|ulps| format!(", {} ULP apart", grouped(ulps))).unwrap_or_default();
+    // Two digits of bits are an INT8 code, whose steps are whole codes.
+    let unit = if element.device_bits.len() == "0x00".len() { "codes" } else { "ULP" };
+    let ulps = element.ulps.map(|ulps| format!(", {} {unit} apart", grouped(ulps))).unwrap_or_default();
     format!(
         "{:?}: device {} ({}), contract {} ({}){ulps}",
         element.index, element.device, element.device_bits, element.reference, element.reference_bits,
