@@ -39,6 +39,7 @@ pub fn compare(session: &mut Session<'_, '_>, output: Output, device: &Arc<Tenso
         device: Arc::clone(device),
         marks: Array2::from_elem(device_dim(device), Mark::Drift),
         reference: Arc::new(output.tensor),
+        energy: 0.0,
         violated: false,
         notes: Vec::new(),
     };

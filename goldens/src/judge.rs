@@ -123,13 +123,13 @@ pub struct Walk {
 /// Walks under the request's rules; where a free site's tensor was not captured, so that its ties cannot be
 /// read off, and something drifts, the other tie rule is tried there and kept if less drifts with it.
 fn settled_walk(walker: &Walker<'_, '_>, rules: Rules) -> Walk {
-    let drift = |walk: &Walk, forced: bool| -> u64 {
-        walk.comparisons.iter().filter(|c| c.forced == forced).map(|c| c.count(Mark::Drift)).sum()
-    };
-    // Behind a gap everything that differs drifts in a walk without sampling: only a marked change counts there.
-    let better = |a: &Walk, b: &Walk| match (drift(a, true), drift(b, true)) {
+    let drift =
+        |walk: &Walk| -> u64 { walk.comparisons.iter().filter(|c| c.forced).map(|c| c.count(Mark::Drift)).sum() };
+    // Behind a gap something always differs: only a marked change of how far counts there.
+    let energy = |walk: &Walk| -> f64 { walk.comparisons.iter().map(|c| c.energy).sum() };
+    let better = |a: &Walk, b: &Walk| match (drift(a), drift(b)) {
         (a, b) if a != b => a < b,
-        _ => 2 * drift(a, false) < drift(b, false),
+        _ => 2.0 * energy(a) < energy(b),
     };
     let walk = walker.walk(rules.clone(), true);
     let open: Vec<Site> = hidden_sites(walker.evidence).into_iter().filter(|&site| rules.is_open(site)).collect();

@@ -28,6 +28,8 @@ pub struct Comparison {
     pub reference: Arc<Tensor>,
     /// The mark of each element.
     pub marks: Array2<Mark>,
+    /// Of an unforced tensor, the sum over rows of their energies: how far the device is from the nominal run.
+    pub energy: f64,
     /// A failure that no single element shows, such as a violated rounding rule.
     pub violated: bool,
     /// What is to be said of it.
