@@ -49,7 +49,7 @@ pub fn run(args: Vec<OsString>) -> Code {
     result.unwrap_or_else(|refusal| {
         output::stderr(&refusal.human());
         // Standard output may be what failed; the exit code still says it.
-        if json && !matches!(refusal, Refusal::Write { .. }) {
+        if json {
             let _ = refuse_in_json(&refusal.to_string());
         }
         Code::Refused

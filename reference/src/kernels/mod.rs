@@ -12,5 +12,10 @@ pub use sum::SumOrder;
 /// The vector level that the kernels run on. Results do not depend on it.
 #[must_use]
 pub fn level_name() -> String {
-    format!("{:?}", pulp::Arch::new())
+    let level = format!("{:?}", pulp::Arch::new());
+    // The variant's name; what follows lists every instruction set it stands for.
+    match level.split(['(', ' ']).next().unwrap_or_default() {
+        "V3" => "x86-64-v3 (AVX2, FMA)".to_owned(),
+        name => name.to_lowercase(),
+    }
 }

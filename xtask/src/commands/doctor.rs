@@ -24,7 +24,7 @@ pub fn run() -> Result<Code, Refusal> {
         ("platform", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)),
         ("CPU features", features),
         ("threads", threads.to_string()),
-        ("kernels", reference::kernels::level_name().to_owned()),
+        ("kernels", reference::kernels::level_name()),
         ("suites", suites),
     ];
     for (what, found) in lines {

@@ -71,29 +71,36 @@ impl Gate {
     pub fn run(&self) -> Result<Code, Refusal> {
         let outcome = self.judge_all();
         let report = outcome.as_ref().map_or_else(|refusal| refused(&refusal.to_string()), Clone::clone);
-        if let Some(path) = &self.junit {
-            let written =
-                report::junit::render(&report).and_then(|text| device::write_atomically(path, text.as_bytes()));
-            // A refused request has a more useful story to tell than its report.
-            if let Err(error) = written
-                && outcome.is_ok()
-            {
-                return Err(Refusal::Write { path: path.clone(), error });
-            }
-        }
+        let written = self.write_reports(&report);
+        // A refused request has a more useful story to tell than its report files.
         let report = outcome?;
-        match self.format {
-            Format::Human => output::stdout(&report::human::render(&report, self.verbose))?,
-            Format::Json => output::stdout(&report::json::render(&report))?,
-            Format::Github => {
-                let text = report::github::render(&report);
-                if let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) {
-                    append(Path::new(&path), &text)?;
-                }
-                output::stdout(&text)?;
-            }
+        // Standard output holds a report or the reason why there is none, for programs one of the two.
+        if self.format == Format::Json {
+            written?;
+            output::stdout(&report::json::render(&report))?;
+            return Ok(report.verdict.into());
         }
+        let text = match self.format {
+            Format::Github => report::github::render(&report),
+            _ => report::human::render(&report, self.verbose),
+        };
+        output::stdout(&text)?;
+        written?;
         Ok(report.verdict.into())
+    }
+
+    /// The JUnit file, and the step summary where GitHub asks for one.
+    fn write_reports(&self, report: &GateReport) -> Result<(), Refusal> {
+        if let Some(path) = &self.junit {
+            report::junit::render(report)
+                .and_then(|text| device::write_atomically(path, text.as_bytes()))
+                .map_err(|error| Refusal::Write { path: path.clone(), error })?;
+        }
+        let summary = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty());
+        match summary.filter(|_| self.format == Format::Github) {
+            Some(path) => append(Path::new(&path), &report::github::render(report)),
+            None => Ok(()),
+        }
     }
 
     /// A report that cannot be written is better known before the work than after it.
@@ -101,6 +108,9 @@ impl Gate {
         match self.junit.as_deref().and_then(Path::parent) {
             Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
                 Err(Refusal::Request(format!("--junit: {} is not a directory; make it first", folder.display())))
+            }
+            _ if self.junit.as_deref().is_some_and(Path::is_dir) => {
+                Err(Refusal::Request("--junit: is a directory; name a file in it".into()))
             }
             _ => Ok(()),
         }
@@ -166,6 +176,9 @@ impl Gate {
         for path in &self.paths {
             files.extend(cases::discover(path)?);
         }
+        // A case named twice is judged once.
+        let mut seen = BTreeSet::new();
+        files.retain(|file| seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone())));
         Ok(files)
     }
 }

@@ -38,7 +38,7 @@ fn section(out: &mut String, case: &CaseReport) -> std::fmt::Result {
             writeln!(out, "Cause: {}\n", escape(cause))?;
         }
         if !case.consequences.is_empty() {
-            writeln!(out, "Consequence, not cause: {}\n", escape(&case.consequences.join(", ")))?;
+            writeln!(out, "Downstream, with no fault of their own: {}\n", escape(&case.consequences.join(", ")))?;
         }
         for check in case.checks.iter().filter(|check| check.verdict != Verdict::Pass) {
             let (name, detail) = (escape(&check.name), escape(&check.detail));

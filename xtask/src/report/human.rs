@@ -85,7 +85,7 @@ fn whole(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result
         let shown = case.consequences.iter().take(most).map(|name| plain(name)).collect::<Vec<_>>().join(", ");
         let more = case.consequences.len().saturating_sub(most);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        writeln!(out, "  consequence, not cause: {shown}{more}")?;
+        writeln!(out, "  downstream, with no fault of their own: {shown}{more}")?;
     }
     table(out, case, verbose)?;
     for tensor in &case.tensors {
@@ -179,7 +179,7 @@ fn details(out: &mut String, tensor: &TensorReport) -> std::fmt::Result {
 fn rules(out: &mut String, case: &CaseReport) -> std::fmt::Result {
     let rules = summary::policy(&case.policy);
     if !rules.is_empty() {
-        writeln!(out, "  policy {}  {}", plain(&case.policy.asked), plain(&rules.join("; ")))?;
+        writeln!(out, "  policy {}; the device's ties: {}", plain(&case.policy.asked), plain(&rules.join("; ")))?;
     }
     for violation in summary::violations(case) {
         writeln!(out, "  rounding rule: {}", plain(violation))?;
