@@ -195,7 +195,7 @@ impl<'a> Document<'a> {
 }
 
 /// Largest YAML file that is read: more than the longest prompts need.
-const LARGEST_FILE: u64 = 16 << 20;
+const LARGEST_FILE: u64 = 1 << 20;
 
 /// Reads a YAML file as text.
 pub(crate) fn read_text(path: &Path) -> Result<String, CaseError> {

@@ -111,7 +111,14 @@ fn exact(mut comparison: Comparison) -> Comparison {
 
 /// A BF16 narrowing of values that the contract fixes: only the direction of exact ties is open.
 fn narrowed(session: &mut Session<'_, '_>, mut comparison: Comparison, wide: &Array2<f32>, site: Site) -> Comparison {
-    let found = found_writes(session, comparison.id);
+    let holds = |row: usize| {
+        let device = view_bf16(&comparison.device);
+        wide.row(row)
+            .iter()
+            .zip(device.row(row))
+            .all(|(&value, &device)| narrowing_mark(value, device, session.rules.policy.at(site)) != Mark::Drift)
+    };
+    let found = found_writes(session, comparison.id, &holds);
     let dim = session.inputs.geometry.head_dim;
     let found = |row, column| found.as_ref().map_or(Found::Listed, |found| found[(row, column / dim)]);
     let device = Arc::clone(&comparison.device);
@@ -160,16 +167,26 @@ pub enum Found {
     OtherRow,
 }
 
-pub fn found_writes(session: &Session<'_, '_>, id: TensorId) -> Option<Array2<Found>> {
+/// `holds(row)` tells whether the device's slot holds what that row writes. Where padding rows alone share a slot
+/// nothing orders their writes, so that any of them may be the one that stays; an active row's write must stay.
+pub fn found_writes(session: &Session<'_, '_>, id: TensorId, holds: &dyn Fn(usize) -> bool) -> Option<Array2<Found>> {
     let (cache, inputs) = (session.evidence.cache(id)?, session.inputs);
     let nothing = Trace::new();
     let source = KvSource::new(inputs, &nothing);
+    let stays: Vec<Option<usize>> = (0..BATCH)
+        .map(|b| {
+            let slot = inputs.batch.slots[b];
+            let writer = source.writer(slot);
+            let among_padding = writer.is_some_and(|writer| writer >= inputs.batch.active);
+            let sharers = (0..BATCH).filter(|&row| among_padding && inputs.batch.slots[row] == slot);
+            sharers.rev().find(|&row| holds(row)).or(writer)
+        })
+        .collect();
     let heads = inputs.geometry.num_key_value_heads;
     Some(Array2::from_shape_fn((BATCH, heads), |(b, kv_head)| {
-        let slot = inputs.batch.slots[b];
-        if source.writer(slot) != Some(b) {
+        if stays[b] != Some(b) {
             Found::OtherRow
-        } else if cache.position.contains_key(&cache_row(inputs.geometry, slot, kv_head)) {
+        } else if cache.position.contains_key(&cache_row(inputs.geometry, inputs.batch.slots[b], kv_head)) {
             Found::Listed
         } else {
             Found::Unlisted

@@ -45,7 +45,16 @@ pub fn compare(
     let inputs = session.inputs;
     let needed = needed_stages(id, known);
     let nominal = replay(inputs, &session.rules.policy, known, &needed);
-    let found = found_writes(session, id);
+    // The nearest of the rows that share a slot is taken for its writer.
+    let distance = |row: usize| -> f64 {
+        let (nominal, device) = (nominal.bf16(id), view_bf16(device));
+        (0..device.ncols()).map(|n| (nominal[(row, n)].to_f64() - device[(row, n)].to_f64()).powi(2)).sum()
+    };
+    let holds = |row: usize| {
+        let slots = &inputs.batch.slots;
+        (0..BATCH).filter(|&other| slots[other] == slots[row]).all(|other| distance(row) <= distance(other))
+    };
+    let found = found_writes(session, id, &holds);
     let dim = inputs.geometry.head_dim;
     let found = |row: usize, column: usize| found.as_ref().map_or(Found::Listed, |found| found[(row, column / dim)]);
 

@@ -147,6 +147,8 @@ impl Geometry {
     /// The first rule that does not hold.
     pub fn validate(&self) -> Result<(), GeometryError> {
         const LIMIT: usize = 1 << 20;
+        // INT32 sums over K terms of at most 128 * 127 cannot overflow below 2^17.
+        const DEPTH: usize = 1 << 17;
         for (name, value) in [
             ("hidden_size", self.hidden_size),
             ("num_attention_heads", self.num_attention_heads),
@@ -164,9 +166,10 @@ impl Geometry {
                 return Err(GeometryError::TooLarge { name, value, limit: LIMIT });
             }
         }
-        if self.q_width() > LIMIT {
-            let value = self.q_width();
-            return Err(GeometryError::TooLarge { name: "num_attention_heads * head_dim", value, limit: LIMIT });
+        for (name, value) in [("hidden_size", self.hidden_size), ("num_attention_heads * head_dim", self.q_width())] {
+            if value > DEPTH {
+                return Err(GeometryError::TooLarge { name, value, limit: DEPTH });
+            }
         }
         if !self.head_dim.is_multiple_of(2) {
             return Err(GeometryError::OddHead(self.head_dim));
