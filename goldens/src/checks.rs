@@ -168,22 +168,16 @@ pub fn written_rows(
         .iter()
         .filter_map(|&row| source.writer(reference::inputs::cache_place(inputs.geometry, row).0))
         .collect();
-    let worst: Vec<Element> = (0..wrong.min(5))
-        .map(|i| {
-            let device = unexpected.get(i).map_or(f64::NAN, |&row| row as f64);
-            let reference = missing.get(i).map_or(f64::NAN, |&row| row as f64);
-            let bits =
-                |value: f64| if value.is_nan() { "absent".to_owned() } else { format!("0x{:016x}", value as u64) };
-            Element {
-                index: vec![unexpected.get(i).and_then(|row| cache.position.get(row)).copied().unwrap_or(0)],
-                device: Number(device),
-                reference: Number(reference),
-                device_bits: bits(device),
-                reference_bits: bits(reference),
-                ulps: None,
-            }
+    // Rows written where none belongs beside rows that were missed, then rows that do not exist.
+    let pairs = (0..missing.len().max(unexpected.len())).map(|i| (unexpected.get(i), missing.get(i)));
+    let mut worst: Vec<Element> = pairs
+        .map(|(written, missed)| {
+            let position = written.and_then(|row| cache.position.get(row)).copied();
+            row_element(position, written.map(|&row| row as i64), missed.map(|&row| row as i64))
         })
         .collect();
+    worst.extend(cache.out_of_range.iter().map(|&row| row_element(None, Some(row), None)));
+    worst.truncate(5);
     let elements = expected.len() as u64 + wrong.saturating_sub(missing.len()) as u64;
     TensorReport {
         name: name.to_owned(),
@@ -203,6 +197,20 @@ pub fn written_rows(
         heads_failing: Vec::new(),
         pages_failing: pages.into_iter().collect(),
         notes,
+    }
+}
+
+/// A cache row written and the one that belongs there; either may be absent.
+fn row_element(position: Option<usize>, written: Option<i64>, belongs: Option<i64>) -> Element {
+    let number = |row: Option<i64>| Number(row.map_or(f64::NAN, |row| row as f64));
+    let bits = |row: Option<i64>| row.map_or_else(|| "absent".to_owned(), |row| format!("0x{row:016x}"));
+    Element {
+        index: position.into_iter().collect(),
+        device: number(written),
+        reference: number(belongs),
+        device_bits: bits(written),
+        reference_bits: bits(belongs),
+        ulps: None,
     }
 }
 

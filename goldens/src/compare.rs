@@ -421,7 +421,9 @@ fn silu(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) ->
             Mark::Exact
         } else {
             let bounded = bounds::silu(gate[(b, n)] * inv[(b, 0)], up[(b, n)] * inv[(b, 0)]);
-            if bounded.reaches(device[(b, n)], rule) { Mark::Flip } else { Mark::Drift }
+            // An exact zero has a sign that no freedom changes.
+            let reached = bounded.value != 0.0 && bounded.reaches(device[(b, n)], rule);
+            if reached { Mark::Flip } else { Mark::Drift }
         };
     }
     comparison

@@ -473,6 +473,12 @@ fn rotation(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace, s
         }
     };
     let mut notes = Vec::new();
+    if source == TensorId::QProjNorm {
+        let mut drift = comparison.marks.indexed_iter().filter(|(_, mark)| **mark == Mark::Drift);
+        if drift.any(|((row, _), _)| row % BATCH >= geometry.group()) {
+            notes.push("rows after the last query of a KV head are not zero".to_owned());
+        }
+    }
     for b in comparison.drifting_rows(inputs).into_iter().take(4) {
         let position = inputs.batch.position(b);
         let rotated = |head: usize, d: usize, at: usize, sign: f32| {
@@ -491,7 +497,7 @@ fn rotation(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace, s
         let others = [0, position + 1, position.wrapping_sub(1), position / PAGE * PAGE, position % PAGE];
         if let Some(at) = others.into_iter().find(|&at| at != position && matches(at, 1.0)) {
             notes.push(format!("row {b} equals the rotation by position {at}, expected {position}"));
-        } else if matches(position, -1.0) {
+        } else if !matches(position, 1.0) && matches(position, -1.0) {
             notes.push(format!("row {b} is rotated the other way: the sign of sin is exchanged"));
         }
     }

@@ -19,8 +19,10 @@ pub fn place(id: TensorId, geometry: &Geometry, row: usize, column: usize) -> Pl
         T::AllQPadded => {
             let block = row / BATCH;
             let kv_head = block % geometry.num_key_value_heads;
-            let head = kv_head * geometry.group() + row % BATCH;
-            Place { row: block / geometry.num_key_value_heads, head: Some(head) }
+            // Rows after the last query of a KV head belong to no head; they are zero.
+            let query = Some(row % BATCH).filter(|&query| query < geometry.group());
+            let head = query.map(|query| kv_head * geometry.group() + query);
+            Place { row: block / geometry.num_key_value_heads, head }
         }
         T::QProj
         | T::KProj

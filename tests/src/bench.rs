@@ -32,13 +32,17 @@ impl Bench {
     #[must_use]
     pub fn recorded(name: &str) -> &'static Self {
         static OPEN: LazyLock<Mutex<BTreeMap<String, &'static Bench>>> = LazyLock::new(Mutex::default);
-        let mut open = OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        open.entry(name.to_owned()).or_insert_with(|| {
-            let bundle = Bundle::open(&Self::path(name)).unwrap();
-            let inputs = Inputs::generate(&bundle.case, store()).unwrap();
-            let captures = bundle.captures.expect("a recorded bundle holds captures");
-            Box::leak(Box::new(Self { case: bundle.case, inputs, captures }))
-        })
+        // Never generate under the lock: a thread that waits for its part of the work may be given another test,
+        // which would wait for the lock.
+        let open = || OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(bench) = open().get(name).copied() {
+            return bench;
+        }
+        let bundle = Bundle::open(&Self::path(name)).unwrap();
+        let inputs = Inputs::generate(&bundle.case, store()).unwrap();
+        let captures = bundle.captures.expect("a recorded bundle holds captures");
+        let bench = Box::leak(Box::new(Self { case: bundle.case, inputs, captures }));
+        open().entry(name.to_owned()).or_insert(bench)
     }
 
     /// The folder of a bundle of the repository.

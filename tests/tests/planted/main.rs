@@ -18,7 +18,6 @@ use assay_tests::{Bench, Device, said};
 use cases::PolicyRequest;
 use device::Captures;
 use goldens::report::{CaseReport, Verdict};
-use rayon::prelude::*;
 use reference::TensorId;
 
 /// One entry of the catalogue.
@@ -140,7 +139,7 @@ fn every_fault_is_found_where_it_is_and_named() {
     let ids: BTreeSet<&str> = faults.iter().map(|fault| fault.id).collect();
     assert_eq!(ids.len(), faults.len(), "an id is used twice");
     let complaints: Vec<String> = faults
-        .par_iter()
+        .iter()
         .filter_map(|fault| fault.complaint().map(|complaint| format!("{}: {complaint}", fault.id)))
         .collect();
     assert!(complaints.is_empty(), "{} of {}\n{}", complaints.len(), faults.len(), complaints.join("\n"));
@@ -160,7 +159,7 @@ fn without_their_fault_the_devices_pass() {
 fn the_output_alone_shows_what_it_can() {
     let alone = Some(BTreeSet::from([TensorId::Out]));
     let verdicts: Vec<(&'static str, bool, bool)> = catalogue()
-        .par_iter()
+        .iter()
         .filter(|fault| matches!(fault.plant, Plant::Step(_)))
         .map(|fault| {
             let report = (fault.on)().judge(fault.planted(true), &PolicyRequest::Auto, &alone);

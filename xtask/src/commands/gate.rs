@@ -116,6 +116,17 @@ impl Gate {
         }
     }
 
+    /// A report must not replace what it reports on.
+    fn check_junit_is_no_input(&self, bundles: &[Bundle]) -> Result<(), Refusal> {
+        let Some(junit) = self.junit.as_deref().and_then(|path| path.canonicalize().ok()) else { return Ok(()) };
+        let files = |bundle: &Bundle| [bundle.case.path.clone(), bundle.dir.join(device::CAPTURES_FILE)];
+        let same = |file: &PathBuf| file.canonicalize().is_ok_and(|file| file == junit);
+        match bundles.iter().flat_map(files).find(same) {
+            Some(file) => Err(Refusal::Request(format!("--junit: {} is an input of this run", file.display()))),
+            None => Ok(()),
+        }
+    }
+
     fn judge_all(&self) -> Result<GateReport, Refusal> {
         self.check_junit()?;
         let policy = self.policy.as_deref().map(PolicyRequest::from_flag).transpose()?;
@@ -129,6 +140,7 @@ impl Gate {
         let paths = self.cases()?;
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
         let bundles = paths.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
+        self.check_junit_is_no_input(&bundles)?;
         let (store, bar) = (InputStore::new(), Bar::new(bundles.len()));
         let mut reports = Vec::new();
         for bundle in &bundles {
