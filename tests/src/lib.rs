@@ -11,8 +11,10 @@
 mod bench;
 mod device;
 mod files;
+mod program;
 pub mod said;
 pub mod written;
 
 pub use bench::{Bench, Visible, small, with_recipe};
 pub use device::{Device, Token, borrowed};
+pub use program::assay;

@@ -6,36 +6,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
-use assay_tests::{Bench, small};
+use assay_tests::{Bench, assay, small};
 use cases::new_case;
 use device::CAPTURES_FILE;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tempfile::TempDir;
-
-/// The program, built once into the folder that this test was built into.
-static ASSAY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let test = std::env::current_exe().unwrap();
-    let folder = test.ancestors().nth(2).unwrap();
-    let profile = match folder.file_name().and_then(|name| name.to_str()) {
-        Some("debug") | None => "test",
-        Some(profile) => profile,
-    };
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "xtask", "--bin", "assay", "--profile", profile, "--target-dir"])
-        .arg(folder.parent().unwrap())
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .stdin(Stdio::null())
-        .status()
-        .unwrap();
-    assert!(built.success(), "the program does not build");
-    folder.join(format!("assay{}", std::env::consts::EXE_SUFFIX))
-});
 
 static RIGHT: LazyLock<Bench> = LazyLock::new(|| Bench::emulated(new_case(small()).unwrap()));
 
@@ -49,7 +30,7 @@ fn folder() -> TempDir {
 }
 
 fn gate(folder: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(&*ASSAY);
+    let mut command = Command::new(assay());
     command.arg("gate").args(args).current_dir(folder).env_remove("GITHUB_STEP_SUMMARY").stdin(Stdio::null());
     command.output().unwrap()
 }

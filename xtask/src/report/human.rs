@@ -179,7 +179,7 @@ fn details(out: &mut String, tensor: &TensorReport) -> std::fmt::Result {
 fn rules(out: &mut String, case: &CaseReport) -> std::fmt::Result {
     let rules = summary::policy(&case.policy);
     if !rules.is_empty() {
-        writeln!(out, "  policy {}; the device's ties: {}", plain(&case.policy.asked), plain(&rules.join("; ")))?;
+        writeln!(out, "  policy {}; rules seen: {}", plain(&case.policy.asked), plain(&rules.join("; ")))?;
     }
     for violation in summary::violations(case) {
         writeln!(out, "  rounding rule: {}", plain(violation))?;
