@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use half::bf16;
-use ndarray::{ArrayView2, s};
+use ndarray::{ArrayView1, ArrayView2, s};
 use rayon::prelude::*;
 use reference::bounds::analyse_head;
 use reference::stages::KvSource;
@@ -39,7 +39,7 @@ pub fn compare(session: &Session<'_, '_>, mut comparison: Comparison, known: &Tr
             }
             let kv_head = head / group;
             let tokens = source.tokens(b, batch.seq_lens[b]);
-            let widen = |view: ndarray::ArrayView1<'_, bf16>| view.iter().map(|x| x.to_f32()).collect::<Vec<f32>>();
+            let widen = |view: ArrayView1<'_, bf16>| view.iter().map(|x| x.to_f32()).collect::<Vec<f32>>();
             let keys: Vec<_> = tokens.iter().map(|&token| widen(source.key(token, kv_head))).collect();
             let values: Vec<_> = tokens.iter().map(|&token| widen(source.value(token, kv_head))).collect();
             let row = (b * geometry.num_key_value_heads + kv_head) * BATCH + head % group;
@@ -94,19 +94,27 @@ pub fn compare(session: &Session<'_, '_>, mut comparison: Comparison, known: &Tr
         comparison.notes.push(format!(
             "padding {}: {}",
             counted("row", &wrong),
-            padding_fault(device, batch.active, &wrong)
+            padding_fault(device, reference.row(0), batch.active, &wrong)
         ));
     }
     comparison.reference = Arc::new(Tensor::Bf16(expected));
     comparison
 }
 
-/// What padding rows hold that are not copies of row 0.
-pub fn padding_fault(device: ArrayView2<'_, bf16>, active: usize, wrong: &[usize]) -> String {
+/// What padding rows hold that are not copies of the device's row 0; `row0` is what row 0 should be.
+pub fn padding_fault(
+    device: ArrayView2<'_, bf16>,
+    row0: ArrayView1<'_, bf16>,
+    active: usize,
+    wrong: &[usize],
+) -> String {
     let equal = |a: usize, b: usize| device.row(a).iter().zip(device.row(b)).all(|(&a, &b)| same_bf16(a, b));
     let all = |holds: &dyn Fn(usize) -> bool| wrong.iter().all(|&b| holds(b));
     if all(&|b| device.row(b).iter().all(|&value| value == bf16::ZERO)) {
         return "padding row is zero".to_owned();
+    }
+    if all(&|b| device.row(b).iter().zip(row0).all(|(&a, &b)| same_bf16(a, b))) {
+        return "holds what row 0 should be: it is row 0 that is wrong".to_owned();
     }
     if let Some(other) = (1..active).find(|&other| all(&|b| equal(b, other))) {
         return format!("holds row {other}, not row 0");

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytemuck::cast_slice;
 use cases::Input;
 use half::bf16;
-use ndarray::ArrayView2;
+use ndarray::{ArrayView2, Axis};
 use reference::inputs::cache_row;
 use reference::stages::run_layer;
 use reference::{BATCH, LayerInputs, TILE, Tensor, TensorId};
@@ -80,7 +80,7 @@ fn padding_rows(e: &Evidenced<'_, '_>) -> Finding {
         return check(NAME, Verdict::Pass, "no padding rows in this batch");
     }
     let Some(tensor) = e.evidence.tensors.get(&TensorId::AttnOut) else {
-        return check(NAME, Verdict::Unjudged, "attn_out not captured");
+        return check(NAME, Verdict::Unjudged, e.evidence.absent("attn_out"));
     };
     let device = view_bf16(tensor);
     let wrong: Vec<usize> = (active..BATCH).filter(|&b| row_differs(tensor, b, 0)).collect();
@@ -88,9 +88,10 @@ fn padding_rows(e: &Evidenced<'_, '_>) -> Finding {
         let rows = counted("row", &(active..BATCH).collect::<Vec<_>>());
         return check(NAME, Verdict::Pass, format!("attn_out {rows} equal row 0, bit for bit"));
     }
-    let what = padding_fault(device, active, &wrong);
     let row0 = e.walk.comparisons.iter().find(|c| c.id == TensorId::AttnOut);
     let row0_right = row0.is_some_and(|c| !c.drifting_rows(e.inputs).contains(&0));
+    let reference = row0.map_or(device.row(0), |c| view_bf16(&c.reference).index_axis_move(Axis(0), 0));
+    let what = padding_fault(device, reference, active, &wrong);
     let about_row0 = if row0_right { "row 0 itself is right" } else { "row 0 itself drifts too" };
     let detail = format!("attn_out {}: {what}; {about_row0}", counted("row", &wrong));
     check(NAME, Verdict::Fail, detail).at(TensorId::AttnOut.name())
@@ -291,8 +292,8 @@ fn kv_written_rows(e: &Evidenced<'_, '_>) -> Finding {
     let expected = expected_rows(e.inputs).len();
     match (failures.is_empty(), judged) {
         (false, _) => check(NAME, Verdict::Fail, failures.join("; ")),
-        (true, 0) => check(NAME, Verdict::Unjudged, "k_written_rows and v_written_rows not captured"),
-        (true, 1) => check(NAME, Verdict::Unjudged, "only one of the two caches captured; that one is right"),
+        (true, 0) => check(NAME, Verdict::Unjudged, e.evidence.absent("k_written_rows and v_written_rows")),
+        (true, 1) => check(NAME, Verdict::Unjudged, "only one of the two caches was looked at; that one is right"),
         _ => check(NAME, Verdict::Pass, format!("exactly the {expected} rows of the batch's slots, in both caches")),
     }
 }
@@ -333,8 +334,8 @@ fn kv_values(e: &Evidenced<'_, '_>) -> Finding {
     }
     match (failures.is_empty(), judged) {
         (false, _) => Finding { tensor, ..check(NAME, Verdict::Fail, failures.join("; ")) },
-        (true, 0) => check(NAME, Verdict::Unjudged, "k_written_values and v_written_values not captured"),
-        (true, 1) => check(NAME, Verdict::Unjudged, "only one of the two caches captured; that one is right"),
+        (true, 0) => check(NAME, Verdict::Unjudged, e.evidence.absent("k_written_values and v_written_values")),
+        (true, 1) => check(NAME, Verdict::Unjudged, "only one of the two caches was looked at; that one is right"),
         _ if hashed == 2 => check(NAME, Verdict::Pass, "values match, and both whole caches match their SHA-256"),
         _ => check(NAME, Verdict::Pass, "values match"),
     }
@@ -464,7 +465,7 @@ fn int8_range(e: &Evidenced<'_, '_>) -> Finding {
         }
     }
     match (wrong.len(), judged) {
-        (0, false) => check(NAME, Verdict::Unjudged, "no INT8 tensor captured"),
+        (0, false) => check(NAME, Verdict::Unjudged, e.evidence.absent("every INT8 tensor")),
         (0, true) => check(NAME, Verdict::Pass, "every captured code lies within -127..127"),
         (n, _) => {
             wrong.truncate(3);

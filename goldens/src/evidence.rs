@@ -36,6 +36,8 @@ pub struct Evidence {
     pub k: Option<CacheEvidence>,
     /// The value cache.
     pub v: Option<CacheEvidence>,
+    /// Whether the request hides tensors.
+    pub hidden: bool,
     /// Counts of work items, attention and online softmax, where captured.
     pub work_items: [Option<u64>; 2],
 }
@@ -46,6 +48,7 @@ impl Evidence {
         let shown = |id: &TensorId| only.is_none_or(|only| only.contains(id));
         let mut evidence = Self {
             work_items: [captures.attention_work_items(), captures.online_softmax_work_items()],
+            hidden: only.is_some(),
             ..Self::default()
         };
         for (&id, captured) in captures.tensors.iter().filter(|(id, _)| shown(id)) {
@@ -79,6 +82,12 @@ impl Evidence {
             }
         }
         evidence
+    }
+
+    /// Says that something is not there to be judged.
+    pub fn absent(&self, what: &str) -> String {
+        let why = if self.hidden { "not captured, or hidden by the request" } else { "not captured" };
+        format!("{what}: {why}")
     }
 
     /// Evidence of the cache that a tensor of written rows belongs to.

@@ -241,7 +241,11 @@ impl Walker<'_, '_> {
             } else {
                 for &id in stage.writes {
                     if let Some(device) = evidence.tensors.get(&id) {
-                        let comparison = unforced::compare(&mut session, id, device, &known, sampling, self.progress);
+                        let mut comparison =
+                            unforced::compare(&mut session, id, device, &known, sampling, self.progress);
+                        if comparison.drifts() && sampling.is_some() {
+                            comparison.notes.splice(0..0, notes::shape(&comparison, &session));
+                        }
                         comparisons.push(comparison);
                         known.force(id, Arc::clone(device));
                     }
@@ -347,6 +351,15 @@ fn report(
         && !evidence.wrong_dtype.contains_key(&TensorId::Out)
         && !hidden(TensorId::Out);
     let mut coverage = walk.coverage.remarks(inputs, evidence, &walk.rules, &walk.comparisons);
+    if case.layers > 1 {
+        coverage
+            .push(format!("the case has {} layers, of which this kernel runs one: layer 0 was judged", case.layers));
+    }
+    if let Some(only) = job.only {
+        let names: Vec<&str> = only.iter().map(|id| id.name()).collect();
+        coverage
+            .insert(0, format!("looked at as asked: {}; every other captured tensor was left out", names.join(", ")));
+    }
     let mut verdict = Verdict::Pass;
     let failed =
         tensors.iter().any(|(_, t)| t.verdict == Verdict::Fail) || checks.iter().any(|c| c.verdict == Verdict::Fail);

@@ -38,11 +38,13 @@ pub fn explain(comparison: &mut Comparison, session: &Session<'_, '_>, known: &T
         _ => Vec::new(),
     };
     notes.extend(shape(comparison, session));
-    comparison.notes.extend(notes);
+    // The cause before what the comparison itself noted, such as ties that a fault made look mixed.
+    notes.append(&mut comparison.notes);
+    comparison.notes = notes;
 }
 
-/// Patterns that any tensor can show.
-fn shape(comparison: &Comparison, session: &Session<'_, '_>) -> Vec<String> {
+/// Patterns that any tensor can show, behind a gap too.
+pub fn shape(comparison: &Comparison, session: &Session<'_, '_>) -> Vec<String> {
     let geometry = session.inputs.geometry;
     let (device, reference) = (&comparison.device, &comparison.reference);
     let mut notes = Vec::new();

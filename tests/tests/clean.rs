@@ -14,7 +14,8 @@ use proptest::sample::{Index, select, subsequence};
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rayon::prelude::*;
-use reference::{Freedom, Geometry, Policy, Rounding, Site, TensorId};
+use reference::stages::{Context, run_stage, stage_of};
+use reference::{Freedom, Geometry, Policy, Rounding, Site, TensorId, Trace};
 
 const RECORDED: [&str; 4] = ["mini/full", "mini/active1", "mini/active2", "mini/active2-dirty"];
 
@@ -78,6 +79,32 @@ fn under_rne_the_sites_with_ties_fail_by_name_and_no_element_is_drift() {
         }
         for tensor in &report.tensors {
             assert_eq!(tensor.unexplained, 0, "{name}: {}", tensor.name);
+        }
+    }
+}
+
+/// The orders of sums that `docs/numerics.md` gives for the emulated device are the ones it used: with them every
+/// FP32 sum of its outputs comes out bit for bit.
+#[test]
+fn the_emulated_orders_reproduce_every_sum_of_the_recorded_bundles() {
+    for name in RECORDED {
+        let bench = Bench::recorded(name);
+        let layer = bench.layer();
+        let policy = Policy::production().under(Freedom::Emulated);
+        let mut device = Trace::new();
+        for (&id, tensor) in &bench.captures.tensors {
+            device.force(id, tensor.values().unwrap().clone().into());
+        }
+        for id in [
+            TensorId::InvRmsStates,
+            TensorId::QProjNorm,
+            TensorId::KProjNorm,
+            TensorId::InvRmsTile,
+            TensorId::DownAccParts,
+        ] {
+            let mut trace = device.clone();
+            assert!(run_stage(stage_of(id), &Context { inputs: &layer, policy: &policy }, &mut trace));
+            assert!(trace.get(id) == device.get(id), "{name}: {}", id.name());
         }
     }
 }

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use assay_tests::assay;
+use similar::TextDiff;
 
 /// Command lines of the `console` blocks with what they are shown to print.
 fn shown(readme: &str) -> Vec<(String, String)> {
@@ -45,6 +46,8 @@ fn every_command_shown_prints_what_is_shown() {
             .output()
             .unwrap();
         let printed = String::from_utf8(run.stdout).unwrap();
-        assert_eq!(untimed(printed.trim_end()), untimed(output.trim_end()), "{command}");
+        let (shown, printed) = (untimed(output.trim_end()), untimed(printed.trim_end()));
+        let diff = TextDiff::from_lines(&shown, &printed);
+        assert!(shown == printed, "{command} prints something else than the README shows:\n{}", diff.unified_diff());
     }
 }

@@ -9,7 +9,7 @@ use comfy_table::{Cell, CellAlignment, Color, LineStyle, Table, TableStyle};
 use goldens::report::{CaseReport, GateReport, TensorReport, Verdict};
 
 use super::summary;
-use super::text::{grouped, plain};
+use super::text::{grouped, plain, plural};
 use crate::exit_codes::Code;
 
 const BOLD: Style = Style::new().bold();
@@ -111,6 +111,7 @@ fn whole(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result
 /// The tensors worth a look; the others are counted.
 fn table(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result {
     let (shown, hidden): (Vec<_>, Vec<_>) = case.tensors.iter().partition(|tensor| verbose || is_remarkable(tensor));
+    let only_passing = shown.is_empty();
     if !shown.is_empty() {
         let mut table = Table::new();
         table.load_style(TABLE).enforce_styling();
@@ -137,6 +138,7 @@ fn table(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result
     }
     match hidden.len() {
         0 => Ok(()),
+        count if only_passing => writeln!(out, "  {} compared, none with a finding", plural(count as u64, "tensor")),
         1 => writeln!(out, "  1 other tensor passes"),
         count => writeln!(out, "  {count} other tensors pass"),
     }
@@ -168,7 +170,8 @@ fn details(out: &mut String, tensor: &TensorReport) -> std::fmt::Result {
         writeln!(out, "    {are} exactly half of the contract's value")?;
     }
     if tensor.explained_ties > 0 {
-        writeln!(out, "    {} exact ties went by another rule than asked for", grouped(tensor.explained_ties))?;
+        let ties = plural(tensor.explained_ties, "exact tie");
+        writeln!(out, "    {ties} went by another rule than asked for")?;
     }
     for element in elements {
         writeln!(out, "    {}", summary::element(element))?;

@@ -11,8 +11,12 @@ pub fn headline(case: &CaseReport) -> Option<String> {
         return None;
     }
     if let Some(name) = &case.first_divergence {
-        let tensor = case.tensors.iter().find(|tensor| tensor.name == *name);
+        let tensor = case.tensors.iter().find(|tensor| tensor.name == *name && tensor.verdict != Verdict::Pass);
+        let failed = case.checks.iter().find(|check| check.verdict == Verdict::Fail);
         return Some(match tensor {
+            None if failed.is_some() => {
+                format!("First divergence: {name}, by a check. {}.", failed.map(check).unwrap_or_default())
+            }
             Some(tensor) => format!("First divergence: {}.", drift(tensor)),
             None => format!("First divergence: {name}."),
         });
@@ -41,7 +45,9 @@ pub fn drift(tensor: &TensorReport) -> String {
     let mut text = match (tensor.unexplained, tensor.explained_ties, tensor.notes.first()) {
         (0, 0, Some(note)) => return format!("{name}: {note}"),
         (0, 0, None) => return name.clone(),
+        (0, 1, _) => format!("{name}: 1 of {elements} is a tie that went by a forbidden rule"),
         (0, ties, _) => format!("{name}: {} of {elements} are ties that went by a forbidden rule", grouped(ties)),
+        (1, _, _) => format!("{name}: 1 of {elements} drifts"),
         (drift, _, _) => format!("{name}: {} of {elements} drift", grouped(drift)),
     };
     if let Some(places) = places(tensor) {
@@ -67,12 +73,20 @@ pub fn places(tensor: &TensorReport) -> Option<String> {
 /// One element: place, both values, both bit patterns, distance.
 pub fn element(element: &Element) -> String {
     // Two digits of bits are an INT8 code, whose steps are whole codes.
-    let unit = if element.device_bits.len() == "0x00".len() { "codes" } else { "ULP" };
+    let unit = match (element.device_bits.len() == "0x00".len(), element.ulps) {
+        (true, Some(1)) => "code",
+        (true, _) => "codes",
+        (false, _) => "ULP",
+    };
     let ulps = element.ulps.map(|ulps| format!(", {} {unit} apart", grouped(ulps))).unwrap_or_default();
-    format!(
-        "{:?}: device {} ({}), contract {} ({}){ulps}",
-        element.index, element.device, element.device_bits, element.reference, element.reference_bits,
-    )
+    let side = |value: &goldens::report::Number, bits: &str| match bits {
+        "absent" => bits.to_owned(),
+        _ => format!("{value} ({bits})"),
+    };
+    let index = if element.index.is_empty() { String::new() } else { format!("{:?}: ", element.index) };
+    let (device, contract) =
+        (side(&element.device, &element.device_bits), side(&element.reference, &element.reference_bits));
+    format!("{index}device {device}, contract {contract}{ulps}")
 }
 
 /// What was compared, in one line.
@@ -112,6 +126,9 @@ pub fn policy(policy: &PolicyReport) -> Vec<String> {
     for site in known.into_iter().chain(other) {
         let Some(rule) = policy.rules.get(site) else { continue };
         let entry = match policy.ties.get(site) {
+            Some(&ties) if ties > 0 && rule == "not exercised" => {
+                format!("{site} ({}, none telling)", plural(ties, "tie"))
+            }
             Some(&ties) if ties > 0 => format!("{site} ({})", plural(ties, "tie")),
             _ => site.to_owned(),
         };
