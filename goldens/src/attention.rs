@@ -11,7 +11,7 @@ use reference::stages::KvSource;
 use reference::{BATCH, Site, Tensor, TensorId, Trace};
 
 use crate::Mark;
-use crate::compare::{Session, same_bf16, view_bf16};
+use crate::compare::{Session, same_bf16};
 use crate::place::counted;
 use crate::tally::Comparison;
 
@@ -21,9 +21,9 @@ pub fn compare(session: &Session<'_, '_>, mut comparison: Comparison, known: &Tr
     let (geometry, batch) = (inputs.geometry, inputs.batch);
     let (dim, group) = (geometry.head_dim, geometry.group());
     let device = Arc::clone(&comparison.device);
-    let device = view_bf16(&device);
+    let device = device.bf16();
     let reference = Arc::clone(&comparison.reference);
-    let reference = view_bf16(&reference);
+    let reference = reference.bf16();
     let source = KvSource::new(inputs, known);
     let policy = &session.rules.policy;
 

@@ -13,7 +13,6 @@ use sha2::{Digest, Sha256};
 
 use crate::Mark;
 use crate::attention::padding_fault;
-use crate::compare::view_bf16;
 use crate::coverage::{poisoned_slots, slots_name};
 use crate::evidence::{CacheEvidence, Evidence};
 use crate::judge::Walk;
@@ -82,7 +81,7 @@ fn padding_rows(e: &Evidenced<'_, '_>) -> Finding {
     let Some(tensor) = e.evidence.tensors.get(&TensorId::AttnOut) else {
         return check(NAME, Verdict::Unjudged, e.evidence.absent("attn_out"));
     };
-    let device = view_bf16(tensor);
+    let device = tensor.bf16();
     let wrong: Vec<usize> = (active..BATCH).filter(|&b| row_differs(tensor, b, 0)).collect();
     if wrong.is_empty() {
         let rows = counted("row", &(active..BATCH).collect::<Vec<_>>());
@@ -90,7 +89,7 @@ fn padding_rows(e: &Evidenced<'_, '_>) -> Finding {
     }
     let row0 = e.walk.comparisons.iter().find(|c| c.id == TensorId::AttnOut);
     let row0_right = row0.is_some_and(|c| !c.drifting_rows(e.inputs).contains(&0));
-    let reference = row0.map_or(device.row(0), |c| view_bf16(&c.reference).index_axis_move(Axis(0), 0));
+    let reference = row0.map_or(device.row(0), |c| c.reference.bf16().index_axis_move(Axis(0), 0));
     let what = padding_fault(device, reference, active, &wrong);
     let about_row0 = if row0_right { "row 0 itself is right" } else { "row 0 itself drifts too" };
     let detail = format!("attn_out {}: {what}; {about_row0}", counted("row", &wrong));
@@ -181,23 +180,16 @@ pub fn written_rows(
     worst.truncate(5);
     let elements = expected.len() as u64 + wrong.saturating_sub(missing.len()) as u64;
     TensorReport {
-        name: name.to_owned(),
-        verdict: if wrong == 0 { Verdict::Pass } else { Verdict::Fail },
         forced: true,
         elements,
         exact: elements - (wrong as u64).min(elements),
-        explained: 0,
-        explained_flips: 0,
-        explained_ties: 0,
         unexplained: wrong as u64,
-        nonfinite: 0,
-        exactly_half: 0,
         worst: worst.first().cloned(),
         worst_elements: worst,
         rows_failing: rows.into_iter().collect(),
-        heads_failing: Vec::new(),
         pages_failing: pages.into_iter().collect(),
         notes,
+        ..TensorReport::new(name, if wrong == 0 { Verdict::Pass } else { Verdict::Fail })
     }
 }
 
@@ -249,26 +241,11 @@ pub fn wrong_dtype(id: TensorId, found: &str) -> TensorReport {
     };
     let expected = if rows.is_some() { "INT64" } else { id.dtype().name() };
     TensorReport {
-        name: name.to_owned(),
-        verdict: Verdict::Fail,
-        forced: false,
-        elements: 0,
-        exact: 0,
-        explained: 0,
-        explained_flips: 0,
-        explained_ties: 0,
-        unexplained: 0,
-        nonfinite: 0,
-        exactly_half: 0,
-        worst: None,
-        worst_elements: Vec::new(),
-        rows_failing: Vec::new(),
-        heads_failing: Vec::new(),
-        pages_failing: Vec::new(),
         notes: vec![format!(
             "element type {}, where the contract has {expected}; values are never converted",
             rows.unwrap_or(found)
         )],
+        ..TensorReport::new(name, Verdict::Fail)
     }
 }
 

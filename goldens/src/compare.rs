@@ -86,20 +86,6 @@ pub fn same(a: &Tensor, b: &Tensor, row: usize, column: usize) -> bool {
     a.bits(row, column) == b.bits(row, column) || (a.get(row, column).is_nan() && b.get(row, column).is_nan())
 }
 
-pub fn view_bf16(tensor: &Tensor) -> ArrayView2<'_, bf16> {
-    match tensor {
-        Tensor::Bf16(values) => values.view(),
-        _ => ArrayView2::from_shape((0, 0), &[]).unwrap_or_else(|_| unreachable!("[0, 0] holds nothing")),
-    }
-}
-
-pub fn view_f32(tensor: &Tensor) -> ArrayView2<'_, f32> {
-    match tensor {
-        Tensor::F32(values) => values.view(),
-        _ => ArrayView2::from_shape((0, 0), &[]).unwrap_or_else(|_| unreachable!("[0, 0] holds nothing")),
-    }
-}
-
 /// A stage without freedom: the bits, or drift.
 fn exact(mut comparison: Comparison) -> Comparison {
     let (device, reference) = (Arc::clone(&comparison.device), Arc::clone(&comparison.reference));
@@ -112,7 +98,7 @@ fn exact(mut comparison: Comparison) -> Comparison {
 /// A BF16 narrowing of values that the contract fixes: only the direction of exact ties is open.
 fn narrowed(session: &mut Session<'_, '_>, mut comparison: Comparison, wide: &Array2<f32>, site: Site) -> Comparison {
     let holds = |row: usize| {
-        let device = view_bf16(&comparison.device);
+        let device = comparison.device.bf16();
         wide.row(row)
             .iter()
             .zip(device.row(row))
@@ -122,14 +108,8 @@ fn narrowed(session: &mut Session<'_, '_>, mut comparison: Comparison, wide: &Ar
     let dim = session.inputs.geometry.head_dim;
     let found = |row, column| found.as_ref().map_or(Found::Listed, |found| found[(row, column / dim)]);
     let device = Arc::clone(&comparison.device);
-    let device = view_bf16(&device);
-    let mut tally = TieTally::default();
-    for ((row, column), &value) in wide.indexed_iter() {
-        if is_bf16_tie(value) && found(row, column) == Found::Listed {
-            let (even, away) = (to_bf16(value, Rounding::Rne), to_bf16(value, Rounding::TiesAway));
-            tally.count(&even, &away, &device[(row, column)], || format!("{}[{row}, {column}]", comparison.id.name()));
-        }
-    }
+    let device = device.bf16();
+    let tally = tie_tally(wide, device, comparison.id, |row, column| found(row, column) == Found::Listed);
     comparison.violated = session.rules.settle(site, tally);
     let rule = session.rules.policy.at(site);
     comparison.reference = Arc::new(Tensor::Bf16(wide.mapv(|value| to_bf16(value, rule))));
@@ -148,8 +128,25 @@ fn narrowed(session: &mut Session<'_, '_>, mut comparison: Comparison, wide: &Ar
     comparison
 }
 
+/// How the exact ties of a cast went, of the elements that count.
+pub fn tie_tally(
+    wide: &Array2<f32>,
+    device: ArrayView2<'_, bf16>,
+    id: TensorId,
+    counts: impl Fn(usize, usize) -> bool,
+) -> TieTally {
+    let mut tally = TieTally::default();
+    for ((row, column), &value) in wide.indexed_iter() {
+        if is_bf16_tie(value) && counts(row, column) {
+            let (even, away) = (to_bf16(value, Rounding::Rne), to_bf16(value, Rounding::TiesAway));
+            tally.count(&even, &away, &device[(row, column)], || format!("{}[{row}, {column}]", id.name()));
+        }
+    }
+    tally
+}
+
 /// The mark of one narrowed element whose wide value is exactly known.
-fn narrowing_mark(wide: f32, device: bf16, rule: Rounding) -> Mark {
+pub fn narrowing_mark(wide: f32, device: bf16, rule: Rounding) -> Mark {
     if same_bf16(device, to_bf16(wide, rule)) {
         return Mark::Exact;
     }
@@ -264,7 +261,7 @@ fn projection(session: &Session<'_, '_>, comparison: Comparison, known: &Trace) 
     if acc.iter().all(|sum| sum.abs() <= EXACT_INT) {
         return comparison;
     }
-    let device = view_f32(&comparison.device);
+    let device = comparison.device.f32();
     let value = |converted: f32, b: usize, n: usize| (converted * p.weight_scale[n]) * p.act_scale[(b, 0)];
     for (name, convert) in [("toward zero", truncated as fn(i32) -> f32), ("ties away from zero", away)] {
         let rounded = || acc.indexed_iter().filter(|(_, sum)| sum.abs() > EXACT_INT);
@@ -305,7 +302,7 @@ fn away(sum: i32) -> f32 {
 /// Whether some INT32 sum behind a projection passed 2^24, as its dequantized values show.
 pub fn passes_exact_int(output: &Output, inputs: &LayerInputs<'_>, known: &Trace) -> bool {
     let p = projection_of(output.id, inputs, known);
-    view_f32(&output.tensor).indexed_iter().any(|((b, n), &value)| {
+    output.tensor.f32().indexed_iter().any(|((b, n), &value)| {
         let scale = f64::from(p.weight_scale[n]) * f64::from(p.act_scale[(b, 0)]);
         f64::from(value).abs() > f64::from(EXACT_INT) * scale.abs()
     })
@@ -319,7 +316,7 @@ fn inverse_rms(session: &Session<'_, '_>, mut comparison: Comparison, known: &Tr
     if !exact_squares {
         x = &known.f32(TensorId::AttnProjFp32) + &x;
     }
-    let (device, reference) = (view_f32(&comparison.device), view_f32(&comparison.reference));
+    let (device, reference) = (comparison.device.f32(), comparison.reference.f32());
     let eps = inputs.geometry.rms_norm_eps;
     // Errors in units of their bound, one for each distinct row.
     let mut errors: Vec<f64> = Vec::new();
@@ -371,7 +368,7 @@ fn head_norm(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trac
     };
     let dim = inputs.geometry.head_dim;
     let z = &known.f32(proj) * &known.f32(TensorId::InvRmsStates);
-    let (device, reference) = (view_f32(&comparison.device), view_f32(&comparison.reference));
+    let (device, reference) = (comparison.device.f32(), comparison.reference.f32());
     for row in 0..z.nrows() {
         for start in (0..z.ncols()).step_by(dim) {
             let head = s![row, start..start + dim];
@@ -414,7 +411,7 @@ fn candidates(scalar: Bounded) -> impl Iterator<Item = f32> {
 fn silu(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) -> Comparison {
     use TensorId as T;
     let (gate, up, inv) = (known.f32(T::GateAccAll), known.f32(T::UpAccAll), known.f32(T::InvRmsTile));
-    let (device, reference) = (view_bf16(&comparison.device), view_bf16(&comparison.reference));
+    let (device, reference) = (comparison.device.bf16(), comparison.reference.bf16());
     let rule = session.rules.policy.at(Site::Silu);
     for ((b, n), mark) in comparison.marks.indexed_iter_mut() {
         *mark = if same_bf16(device[(b, n)], reference[(b, n)]) {
@@ -434,7 +431,7 @@ fn down(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) ->
     let x = known.widened(TensorId::MlpDownTile, session.rules.policy.at(Site::Silu));
     let w = session.inputs.weights.w_down;
     let half = w.nrows() / 2;
-    let (device, reference) = (view_f32(&comparison.device), view_f32(&comparison.reference));
+    let (device, reference) = (comparison.device.f32(), comparison.reference.f32());
     for part in 0..2 {
         let rows = part * BATCH..(part + 1) * BATCH;
         let equal =
@@ -468,18 +465,11 @@ fn out(session: &mut Session<'_, '_>, mut comparison: Comparison, known: &Trace)
     let d = &low + &high;
     let h1b = known.widened(TensorId::PostNormPartial, session.rules.policy.at(Site::Residual));
     let device = Arc::clone(&comparison.device);
-    let device = view_bf16(&device);
-    let name = |b: usize, n: usize| format!("out[{b}, {n}]");
+    let device = device.bf16();
 
     let down_rule = session.rules.policy.at(Site::Down);
-    let mut tally = TieTally::default();
-    for ((b, n), &d) in d.indexed_iter() {
-        let wide = round_f32(d, down_rule) + h1b[(b, n)];
-        if is_bf16_tie(wide) {
-            let (even, away) = (to_bf16(wide, Rounding::Rne), to_bf16(wide, Rounding::TiesAway));
-            tally.count(&even, &away, &device[(b, n)], || name(b, n));
-        }
-    }
+    let wide = Array2::from_shape_fn(d.dim(), |at| round_f32(d[at], down_rule) + h1b[at]);
+    let tally = tie_tally(&wide, device, comparison.id, |_, _| true);
     comparison.violated = session.rules.settle(Site::Out, tally);
 
     let out_rule = session.rules.policy.at(Site::Out);
@@ -488,15 +478,14 @@ fn out(session: &mut Session<'_, '_>, mut comparison: Comparison, known: &Trace)
     for ((b, n), &d) in d.indexed_iter() {
         if is_bf16_tie(d) {
             let (even, away) = (value(d, h1b[(b, n)], Rounding::Rne), value(d, h1b[(b, n)], Rounding::TiesAway));
-            tally.count(&even, &away, &device[(b, n)], || name(b, n));
+            tally.count(&even, &away, &device[(b, n)], || format!("out[{b}, {n}]"));
         }
     }
     comparison.violated |= session.rules.settle(Site::Down, tally);
 
     let reference = Array2::from_shape_fn(d.dim(), |at| value(d[at], h1b[at], down_rule));
     for (at, mark) in comparison.marks.indexed_iter_mut() {
-        let wide = round_f32(d[at], down_rule) + h1b[at];
-        *mark = narrowing_mark(wide, device[at], out_rule);
+        *mark = narrowing_mark(wide[at], device[at], out_rule);
         if *mark == Mark::Drift && is_bf16_tie(d[at]) {
             let other = if down_rule == Rounding::Rne { Rounding::TiesAway } else { Rounding::Rne };
             let wide = round_f32(d[at], other) + h1b[at];

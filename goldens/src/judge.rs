@@ -104,10 +104,9 @@ pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, Judge
     let rules = Rules::new(job.policy);
     refuse_stored_wide(&rules.policy, &evidence)?;
 
-    let replicated = case.padding == Padding::ReplicateRow0;
     let walker = Walker { inputs: &inputs, evidence: &evidence, false_alarm: job.false_alarm, progress };
     let walk = settled_walk(&walker, rules);
-    Ok(report(case, job, &inputs, &evidence, walk, replicated))
+    Ok(report(job, &inputs, &evidence, walk))
 }
 
 /// A walk's findings.
@@ -142,11 +141,11 @@ fn settled_walk(walker: &Walker<'_, '_>, rules: Rules) -> Walk {
     while changed {
         changed = false;
         for &site in &open {
-            let mut other = best.0.clone();
-            other.policy.set(site, Rounding::Rne);
             if settled.contains(&site) {
                 continue;
             }
+            let mut other = best.0.clone();
+            other.policy.set(site, Rounding::Rne);
             let found = walker.walk(other.clone(), false);
             if better(&found, &best.1) {
                 best = (other, found);
@@ -309,14 +308,8 @@ fn unjudged(case: &Case, policy: &PolicyRequest, why: &str) -> CaseReport {
 }
 
 /// Puts a walk's findings, the contract checks and the coverage remarks together.
-fn report(
-    case: &Case,
-    job: &Job<'_>,
-    inputs: &LayerInputs<'_>,
-    evidence: &Evidence,
-    walk: Walk,
-    replicated: bool,
-) -> CaseReport {
+fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Walk) -> CaseReport {
+    let case = &job.bundle.case;
     let mut tensors: Vec<(TensorId, TensorReport)> = Vec::new();
     for comparison in &walk.comparisons {
         tensors.push((comparison.id, comparison.report(inputs, evidence.cache(comparison.id))));
@@ -336,7 +329,7 @@ fn report(
         inputs,
         evidence,
         walk: &walk,
-        replicated,
+        replicated: case.padding == Padding::ReplicateRow0,
         final_caches: &case.final_cache_sha256,
     });
     let failing = tensors.iter().find(|(_, tensor)| tensor.verdict == Verdict::Fail);

@@ -10,7 +10,7 @@ use reference::stages::{KvSource, attend, row_scale};
 use reference::{BATCH, PAGE, Policy, Rounding, Site, TILE, TensorId, Trace};
 
 use crate::Mark;
-use crate::compare::{Session, same_bf16, view_bf16};
+use crate::compare::{Session, same_bf16};
 use crate::coverage::{poisoned_slots, slots_name};
 use crate::place::{counted, number, place, ranges};
 use crate::tally::{Comparison, ulps};
@@ -259,7 +259,7 @@ fn attention(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace) 
     let inputs = session.inputs;
     let (geometry, batch) = (inputs.geometry, inputs.batch);
     let (dim, group) = (geometry.head_dim, geometry.group());
-    let device = view_bf16(&comparison.device);
+    let device = comparison.device.bf16();
     let policy = &session.rules.policy;
     let mut notes = Vec::new();
     let rows: Vec<usize> = comparison.drifting_rows(inputs).into_iter().filter(|&b| b < batch.active).collect();
@@ -419,11 +419,11 @@ fn cache_rows(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace)
     let inputs = session.inputs;
     let (geometry, batch) = (inputs.geometry, inputs.batch);
     let dim = geometry.head_dim;
-    let device = view_bf16(&comparison.device);
+    let device = comparison.device.bf16();
     let rows = comparison.drifting_rows(inputs);
     let mut notes = Vec::new();
     let is_key = comparison.id == TensorId::KRows;
-    let writes = view_bf16(&comparison.reference);
+    let writes = comparison.reference.bf16();
     let other = known.f32(if is_key { TensorId::VProjNorm } else { TensorId::KProjNorm });
     for &b in rows.iter().take(4) {
         let heads: Vec<usize> = (0..geometry.num_key_value_heads)
@@ -465,7 +465,7 @@ fn rotation(comparison: &Comparison, session: &Session<'_, '_>, known: &Trace, s
     }
     let rule = session.rules.policy.at(if source == TensorId::KProjNorm { Site::KCache } else { Site::Q });
     let heads = x.ncols() / dim;
-    let device = view_bf16(&comparison.device);
+    let device = comparison.device.bf16();
     let element = |b: usize, head: usize, d: usize| {
         if source == TensorId::KProjNorm {
             device[(b, head * dim + d)]
@@ -513,7 +513,7 @@ fn out(comparison: &Comparison, known: &Trace) -> Vec<String> {
     if parts.nrows() != 2 * BATCH || h1b.nrows() != BATCH {
         return Vec::new();
     }
-    let device = view_bf16(&comparison.device);
+    let device = comparison.device.bf16();
     type Value<'a> = &'a dyn Fn(usize, usize) -> f32;
     let hypotheses: [(&str, Value<'_>); 3] = [
         ("the two FP32 parts were narrowed to BF16 before they were added", &|b, n| {

@@ -159,6 +159,32 @@ pub struct TensorReport {
     pub notes: Vec<String>,
 }
 
+impl TensorReport {
+    /// A report that counts nothing yet.
+    #[must_use]
+    pub fn new(name: &str, verdict: Verdict) -> Self {
+        Self {
+            name: name.to_owned(),
+            verdict,
+            forced: false,
+            elements: 0,
+            exact: 0,
+            explained: 0,
+            explained_flips: 0,
+            explained_ties: 0,
+            unexplained: 0,
+            nonfinite: 0,
+            exactly_half: 0,
+            worst: None,
+            worst_elements: Vec::new(),
+            rows_failing: Vec::new(),
+            heads_failing: Vec::new(),
+            pages_failing: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+}
+
 /// One element, both sides.
 #[derive(Clone, Debug, Serialize)]
 pub struct Element {

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use half::bf16;
 use ndarray::Array2;
 use reference::bounds::bf16_cell;
-use reference::rounding::{is_bf16_tie, to_bf16};
+use reference::rounding::to_bf16;
 use reference::stages::{Context, STAGES, run_stage, stage_of};
 use reference::{BATCH, DType, Freedom, LayerInputs, Policy, Rounding, Site, Tensor, TensorId, Trace};
 
 use crate::Mark;
-use crate::compare::{Found, Session, found_writes, same, same_bf16, view_bf16};
+use crate::compare::{Found, Session, found_writes, narrowing_mark, same, same_bf16, tie_tally};
 use crate::judge::Progress;
 use crate::place::{counted, place};
 use crate::rules::TieTally;
@@ -47,7 +47,7 @@ pub fn compare(
     let nominal = replay(inputs, &session.rules.policy, known, &needed);
     // The nearest of the rows that share a slot is taken for its writer.
     let distance = |row: usize| -> f64 {
-        let (nominal, device) = (nominal.bf16(id), view_bf16(device));
+        let (nominal, device) = (nominal.bf16(id), device.bf16());
         (0..device.ncols()).map(|n| (nominal[(row, n)].to_f64() - device[(row, n)].to_f64()).powi(2)).sum()
     };
     let holds = |row: usize| {
@@ -63,7 +63,7 @@ pub fn compare(
     let mut notes = Vec::new();
     let site = stage_of(id).sites.last().copied().filter(|site| !site.is_int8());
     if let (Some(site), Some(wide)) = (site, nominal.wide(id)) {
-        violated = session.rules.settle(site, majority(wide, view_bf16(device), id));
+        violated = session.rules.settle(site, majority(wide, device.bf16(), id));
         notes.extend(session.rules.violation(site).cloned());
     }
     let policy = session.rules.policy.clone();
@@ -80,12 +80,10 @@ pub fn compare(
     };
     // Under a violated tie rule, ties alone are set apart before anything is measured.
     let tie = |row: usize, column: usize| {
-        violated
-            && nominal.wide(id).is_some_and(|wide| {
-                let (value, device) = (wide[(row, column)], view_bf16(device)[(row, column)]);
-                is_bf16_tie(value)
-                    && [Rounding::Rne, Rounding::TiesAway].into_iter().any(|r| same_bf16(device, to_bf16(value, r)))
-            })
+        let mark = |(wide, site): (&Arc<Array2<f32>>, Site)| {
+            narrowing_mark(wide[(row, column)], device.bf16()[(row, column)], policy.at(site))
+        };
+        violated && nominal.wide(id).zip(site).map(mark) == Some(Mark::Tie)
     };
     for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
         *mark = if found(row, column) == Found::OtherRow {
@@ -314,8 +312,8 @@ fn move_needed(value: f64, target: (f64, f64), rule: Rounding) -> f64 {
 /// Padding rows of attention's output are copies of the device's own row 0, whatever freedom it took.
 fn padding_rows(comparison: &mut Comparison, inputs: &LayerInputs<'_>) {
     let device = Arc::clone(&comparison.device);
-    let device = view_bf16(&device);
-    let mut expected = view_bf16(&comparison.reference).to_owned();
+    let device = device.bf16();
+    let mut expected = comparison.reference.bf16().to_owned();
     for b in inputs.batch.active..BATCH {
         expected.row_mut(b).assign(&device.row(0));
         for n in 0..device.ncols() {
@@ -367,13 +365,7 @@ fn renarrowed(nominal: &Trace, id: TensorId, site: Option<Site>, policy: &Policy
 /// Ties of a cast behind a gap. Other differences blur them, so only a clear majority counts, and it counts
 /// for all.
 fn majority(wide: &Array2<f32>, device: ndarray::ArrayView2<'_, bf16>, id: TensorId) -> TieTally {
-    let mut tally = TieTally::default();
-    for ((row, column), &value) in wide.indexed_iter() {
-        if is_bf16_tie(value) {
-            let (even, away) = (to_bf16(value, Rounding::Rne), to_bf16(value, Rounding::TiesAway));
-            tally.count(&even, &away, &device[(row, column)], || format!("{}[{row}, {column}]", id.name()));
-        }
-    }
+    let tally = tie_tally(wide, device, id, |_, _| true);
     let (most, least) = (tally.even.max(tally.away), tally.even.min(tally.away));
     if most < 16 || most < 2 * least {
         TieTally { even: 0, away: 0, ..tally }

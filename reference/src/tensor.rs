@@ -1,7 +1,7 @@
 //! Tensors that pass between the stages of a decode layer, under the kernel's own names.
 
 use half::bf16;
-use ndarray::Array2;
+use ndarray::{Array2, ArrayView2};
 
 use crate::geometry::{BATCH, Geometry};
 
@@ -222,6 +222,24 @@ impl Tensor {
         [rows, columns]
     }
 
+    /// The values when they are BF16; a view of nothing otherwise.
+    #[must_use]
+    pub fn bf16(&self) -> ArrayView2<'_, bf16> {
+        if let Self::Bf16(values) = self { values.view() } else { nothing() }
+    }
+
+    /// The values when they are FP32; a view of nothing otherwise.
+    #[must_use]
+    pub fn f32(&self) -> ArrayView2<'_, f32> {
+        if let Self::F32(values) = self { values.view() } else { nothing() }
+    }
+
+    /// The codes when they are INT8; a view of nothing otherwise.
+    #[must_use]
+    pub fn i8(&self) -> ArrayView2<'_, i8> {
+        if let Self::I8(values) = self { values.view() } else { nothing() }
+    }
+
     /// One element, widened to FP32 (exact for every type here).
     #[must_use]
     pub fn get(&self, row: usize, column: usize) -> f32 {
@@ -241,6 +259,11 @@ impl Tensor {
             Self::I8(values) => u32::from(values[(row, column)] as u8),
         }
     }
+}
+
+/// A view of nothing.
+pub(crate) fn nothing<'a, T>() -> ArrayView2<'a, T> {
+    ArrayView2::from_shape((0, 0), &[]).unwrap_or_else(|_| unreachable!("an empty slice has shape [0, 0]"))
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use ndarray::{Array2, ArrayView2, s};
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
 use crate::rounding::{Rounding, to_bf16};
-use crate::tensor::{Tensor, TensorId};
+use crate::tensor::{Tensor, TensorId, nothing};
 
 pub use attention::{KvSource, attend};
 pub use quantize::{RowScale, row_scale};
@@ -339,28 +339,19 @@ impl Trace {
     /// FP32 tensor as a view. A missing one reads as empty; [`run_stage`] checks before it runs a stage.
     #[must_use]
     pub fn f32(&self, id: TensorId) -> ArrayView2<'_, f32> {
-        match self.get(id).map(Arc::as_ref) {
-            Some(Tensor::F32(values)) => values.view(),
-            _ => empty(),
-        }
+        self.get(id).map_or_else(nothing, |tensor| tensor.f32())
     }
 
     /// INT8 tensor as a view.
     #[must_use]
     pub fn i8(&self, id: TensorId) -> ArrayView2<'_, i8> {
-        match self.get(id).map(Arc::as_ref) {
-            Some(Tensor::I8(values)) => values.view(),
-            _ => empty(),
-        }
+        self.get(id).map_or_else(nothing, |tensor| tensor.i8())
     }
 
     /// BF16 tensor as a view.
     #[must_use]
     pub fn bf16(&self, id: TensorId) -> ArrayView2<'_, bf16> {
-        match self.get(id).map(Arc::as_ref) {
-            Some(Tensor::Bf16(values)) => values.view(),
-            _ => empty(),
-        }
+        self.get(id).map_or_else(nothing, |tensor| tensor.bf16())
     }
 
     /// What later steps see of a narrowed tensor: its BF16 values widened, or the FP32 values
@@ -379,11 +370,6 @@ impl Trace {
             _ => self.bf16(id).slice(rows).mapv(bf16::to_f32),
         }
     }
-}
-
-/// A view of nothing.
-fn empty<'a, T>() -> ArrayView2<'a, T> {
-    ArrayView2::from_shape((0, 0), &[]).unwrap_or_else(|_| unreachable!("an empty slice has shape [0, 0]"))
 }
 
 /// Runs one stage on what the trace holds and records what it writes. Returns false, and does nothing,
