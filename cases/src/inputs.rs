@@ -11,7 +11,7 @@ use ndarray::{ArrayView2, Axis, s};
 use rayon::prelude::*;
 use reference::inputs::cache_row;
 use reference::rounding::BF16_NAN;
-use reference::{BATCH, Batch, Cache, DType, Geometry, LayerInputs, LayerWeights, PAGE, Tensor};
+use reference::{BATCH, Batch, Cache, DType, DownWeight, Geometry, LayerInputs, LayerWeights, PAGE, Tensor};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
@@ -220,7 +220,7 @@ impl Inputs {
             wo_scale: vector(Input::WoScale)?,
             w_gate_scale: vector(Input::WGateScale)?,
             w_up_scale: vector(Input::WUpScale)?,
-            w_down: nth_block(self.bf16(Input::WDown)?, layer, inner),
+            w_down: DownWeight::Bf16(nth_block(self.bf16(Input::WDown)?, layer, inner)),
         })
     }
 

@@ -200,7 +200,10 @@ fn layers_are_slices_of_the_stack() {
     let weights = inputs.weights(2).unwrap();
     assert_eq!(weights.wo.dim(), (geometry.q_width(), geometry.hidden_size));
     assert_eq!(weights.wo.row(5), inputs.i8(Input::Wo).unwrap().row(2 * geometry.q_width() + 5));
-    assert_eq!(weights.w_down.row(7), inputs.bf16(Input::WDown).unwrap().row(2 * geometry.intermediate_size + 7));
+    assert_eq!(
+        weights.w_down.terms(7..8).columns(0..geometry.hidden_size).row(0),
+        inputs.bf16(Input::WDown).unwrap().row(2 * geometry.intermediate_size + 7)
+    );
     assert_eq!(weights.wk_scale, inputs.f32(Input::WkScale).unwrap().row(2));
     let rows = 68 * geometry.num_key_value_heads * PAGE;
     assert_eq!(inputs.cache(3).unwrap().k.row(9), inputs.bf16(Input::KCache).unwrap().row(3 * rows + 9));

@@ -430,7 +430,7 @@ fn silu(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) ->
 fn down(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) -> Comparison {
     let x = known.widened(TensorId::MlpDownTile, session.rules.policy.at(Site::Silu));
     let w = session.inputs.weights.w_down;
-    let half = w.nrows() / 2;
+    let half = w.dim().0 / 2;
     let (device, reference) = (comparison.device.f32(), comparison.reference.f32());
     for part in 0..2 {
         let rows = part * BATCH..(part + 1) * BATCH;
@@ -438,10 +438,10 @@ fn down(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) ->
             device.slice(s![rows.clone(), ..]).iter().zip(reference.slice(s![rows, ..])).all(|(&a, &b)| same_f32(a, b));
         let exact = (!equal).then(|| {
             let terms = s![.., part * half..(part + 1) * half];
-            exact_bf16_product(x.slice(terms), w.slice(s![part * half..(part + 1) * half, ..]))
+            exact_bf16_product(x.slice(terms), w.terms(part * half..(part + 1) * half))
         });
         for b in 0..BATCH {
-            for n in 0..w.ncols() {
+            for n in 0..w.dim().1 {
                 let (value, expected) = (device[(part * BATCH + b, n)], reference[(part * BATCH + b, n)]);
                 comparison.marks[(part * BATCH + b, n)] = match &exact {
                     _ if same_f32(value, expected) => Mark::Exact,

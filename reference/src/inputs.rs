@@ -1,10 +1,13 @@
 //! What one decode layer reads: batch metadata, weights and the paged KV cache, as views into
 //! storage that somebody else owns (generated arrays, or a mapped checkpoint).
 
+use std::ops::Range;
+
 use half::bf16;
-use ndarray::{ArrayView1, ArrayView2};
+use ndarray::{Array2, ArrayView1, ArrayView2, CowArray, Ix2, s};
 
 use crate::geometry::{BATCH, Geometry, PAGE};
+use crate::rounding::{Rounding, to_bf16};
 
 /// Batch metadata of one decode step. Rows from `active` on are padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +60,65 @@ pub struct Cache<'a> {
     pub v: ArrayView2<'a, bf16>,
 }
 
-/// Weights of one layer in the kernel's layout, `[in, out]`: `y = x @ w`.
+/// The weight of the down projection, logically BF16 `[I, H]`: `y = x @ w`.
+#[derive(Clone, Copy, Debug)]
+pub enum DownWeight<'a> {
+    /// As the device's kernels hold it.
+    Bf16(ArrayView2<'a, bf16>),
+    /// As checkpoints hold it; the loader's narrowing `BF16_RNE(f32(code) * scale[out])` happens where it is read
+    /// (`docs/numerics.md`, Tensors).
+    Int8 {
+        /// INT8 codes, `[I, H]`.
+        codes: ArrayView2<'a, i8>,
+        /// One scale an output channel, `[H]`.
+        scale: ArrayView1<'a, f32>,
+    },
+}
+
+impl DownWeight<'_> {
+    /// The same weight under a shorter borrow.
+    #[must_use]
+    pub fn view(&self) -> DownWeight<'_> {
+        match self {
+            Self::Bf16(weight) => DownWeight::Bf16(weight.view()),
+            Self::Int8 { codes, scale } => DownWeight::Int8 { codes: codes.view(), scale: scale.view() },
+        }
+    }
+
+    /// Some rows of it: terms of the sum over K.
+    #[must_use]
+    pub fn terms(&self, terms: Range<usize>) -> DownWeight<'_> {
+        match self {
+            Self::Bf16(weight) => DownWeight::Bf16(weight.slice(s![terms, ..])),
+            Self::Int8 { codes, scale } => DownWeight::Int8 { codes: codes.slice(s![terms, ..]), scale: scale.view() },
+        }
+    }
+
+    /// Rows and columns, `(I, H)`.
+    #[must_use]
+    pub fn dim(&self) -> (usize, usize) {
+        match self {
+            Self::Bf16(weight) => weight.dim(),
+            Self::Int8 { codes, .. } => codes.dim(),
+        }
+    }
+
+    /// The BF16 values of some output columns, `[I, columns]`: a view where they are held, a copy where codes are.
+    #[must_use]
+    pub fn columns(&self, columns: Range<usize>) -> CowArray<'_, bf16, Ix2> {
+        match self {
+            Self::Bf16(weight) => weight.slice(s![.., columns]).into(),
+            Self::Int8 { codes, scale } => {
+                let (codes, scale) = (codes.slice(s![.., columns.clone()]), scale.slice(s![columns]));
+                let value = |k, n| to_bf16(f32::from(codes[(k, n)]) * scale[n], Rounding::Rne);
+                Array2::from_shape_fn(codes.dim(), |(k, n)| value(k, n)).into()
+            }
+        }
+    }
+}
+
+/// Weights of one layer, logically `[in, out]`: `y = x @ w`. Where they lie is said by their strides: the device's
+/// kernels hold `[in, out]` row-major; a checkpoint holds `[out, in]`, whose transposed view is given here.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)] // Each field is the kernel tensor of the same name in `docs/numerics.md`.
 pub struct LayerWeights<'a> {
@@ -77,7 +138,7 @@ pub struct LayerWeights<'a> {
     pub wo_scale: ArrayView1<'a, f32>,
     pub w_gate_scale: ArrayView1<'a, f32>,
     pub w_up_scale: ArrayView1<'a, f32>,
-    pub w_down: ArrayView2<'a, bf16>,
+    pub w_down: DownWeight<'a>,
 }
 
 /// Everything one decode layer reads.

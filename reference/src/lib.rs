@@ -16,7 +16,7 @@ pub mod stages;
 pub mod tensor;
 
 pub use geometry::{BATCH, Geometry, PAGE, TILE};
-pub use inputs::{Batch, Cache, LayerInputs, LayerWeights};
+pub use inputs::{Batch, Cache, DownWeight, LayerInputs, LayerWeights};
 pub use policy::{Freedom, Policy, Site};
 pub use rounding::Rounding;
 pub use stages::{Stage, Trace};

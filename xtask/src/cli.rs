@@ -13,8 +13,24 @@ use crate::{output, report};
 #[derive(Parser)]
 #[command(name = "assay", version, about, max_term_width = 120, after_help = EXIT_CODES)]
 struct Cli {
+    /// Run on these kernels instead of the fastest (`assay doctor` lists them); results never depend on it
+    #[arg(long, global = true, value_name = "LEVEL", env = "ASSAY_KERNELS")]
+    kernels: Option<String>,
     #[command(subcommand)]
     command: Command,
+}
+
+impl Cli {
+    fn run(self) -> Result<Code, Refusal> {
+        if let Some(level) = &self.kernels {
+            reference::kernels::choose(level).map_err(|error| Refusal::Request(error.to_string()))?;
+        }
+        match self.command {
+            Command::Gate(gate) => gate.run(),
+            Command::Case(case) => case.run(),
+            Command::Doctor => doctor::run(),
+        }
+    }
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 every case passed; 1 an accuracy or contract failure was found; \
@@ -35,9 +51,7 @@ enum Command {
 pub fn run(args: Vec<OsString>) -> Code {
     let json = asks_for_json(&args);
     let result = match Cli::try_parse_from(args) {
-        Ok(Cli { command: Command::Gate(gate) }) => gate.run(),
-        Ok(Cli { command: Command::Case(case) }) => case.run(),
-        Ok(Cli { command: Command::Doctor }) => doctor::run(),
+        Ok(cli) => cli.run(),
         // Help and version are answers.
         Err(answer) if !answer.use_stderr() => output::stdout(&answer.render().ansi().to_string()).map(|()| Code::Pass),
         Err(usage) => {

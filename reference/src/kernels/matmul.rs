@@ -1,13 +1,14 @@
-//! Matrix products over weights in the kernel's layout, `[in, out]`. Columns are split over threads in
-//! tiles; a tile streams its weights once for all distinct rows. The loops are plain Rust, compiled for the
-//! CPU's vector level: each output's operations and their order are the same on every level.
+//! Matrix products: rows that are equal are computed once, output columns are split over threads in tiles, and each
+//! tile goes to the level in use, in the layout in which the weights lie.
 
 use half::bf16;
-use ndarray::{Array2, ArrayView2, Axis};
-use pulp::{Arch, NullaryFnOnce};
+use ndarray::{Array2, ArrayView1, ArrayView2, Axis};
 use rayon::prelude::*;
 
-use super::sum::{LANES, SumOrder};
+use super::level::{Block, Kernels, kernels};
+use super::ordered::{exact_tile, ordered_tile};
+use super::sum::SumOrder;
+use crate::inputs::DownWeight;
 
 /// Output columns of one INT8 tile.
 const I8_TILE: usize = 256;
@@ -30,235 +31,137 @@ pub fn distinct_rows<T: PartialEq>(x: ArrayView2<'_, T>) -> (Vec<usize>, Vec<usi
     (of_row, first)
 }
 
-/// Computes `columns` outputs in tiles on all threads and copies each distinct row to its duplicates.
-/// `tile(start, width)` returns `[distinct rows, width]`, row-major.
+/// Computes `columns` outputs in tiles of `width` on all threads and copies each distinct row to its duplicates.
+/// `tile(start, out)` fills `[distinct rows, width]`, row-major.
 fn by_columns<T: Copy + Default + Send + Sync>(
     of_row: &[usize],
+    distinct: usize,
     columns: usize,
     width: usize,
-    tile: impl Fn(usize, usize) -> Vec<T> + Sync,
+    tile: impl Fn(usize, usize, &mut [T]) + Sync,
 ) -> Array2<T> {
     let starts: Vec<usize> = (0..columns).step_by(width).collect();
-    let tiles: Vec<Vec<T>> = starts.par_iter().map(|&start| tile(start, width.min(columns - start))).collect();
-    let mut out = Array2::default((of_row.len(), columns));
-    for (&start, values) in starts.iter().zip(&tiles) {
+    let compute = |&start: &usize| {
         let width = width.min(columns - start);
-        for (mut row, &distinct) in out.rows_mut().into_iter().zip(of_row) {
-            for (n, &value) in values[distinct * width..(distinct + 1) * width].iter().enumerate() {
-                row[start + n] = value;
-            }
+        let mut out = vec![T::default(); distinct * width];
+        tile(start, width, &mut out);
+        out
+    };
+    let tiles: Vec<Vec<T>> = starts.par_iter().map(compute).collect();
+    let mut out = Array2::default((of_row.len(), columns));
+    for (mut row, &index) in out.rows_mut().into_iter().zip(of_row) {
+        for (mut out, values) in row.axis_chunks_iter_mut(Axis(0), width).into_iter().zip(&tiles) {
+            let width = out.len();
+            out.assign(&ArrayView1::from(&values[index * width..(index + 1) * width]));
         }
     }
     out
 }
 
-/// `x @ w` with exact INT32 sums. `x` is INT8 `[rows, K]`, `w` INT8 `[K, N]`; the result is `[rows, N]`.
-/// K up to 2^17 cannot overflow: 128 * 127 * 2^17 < 2^31.
+/// How a weight matrix that is logically `[K, N]` lies in memory.
+#[derive(Clone, Copy, Debug)]
+enum Layout<'a, T> {
+    /// `[K, N]`, row-major, as the device's kernels hold it: tiles are columns.
+    Columns(Block<'a, T>),
+    /// `[N, K]`, row-major, as checkpoints hold it: tiles are rows.
+    Outputs(Block<'a, T>),
+}
+
+impl<'a, T> Layout<'a, T> {
+    /// The layout of `w`, read from its strides. `None` where its elements lie neither way.
+    fn of(w: ArrayView2<'a, T>) -> Option<Self> {
+        let columns = Block::new(w.clone()).map(Self::Columns);
+        columns.or_else(|| Block::new(w.reversed_axes()).map(Self::Outputs))
+    }
+}
+
+/// `x @ w` with exact INT32 sums. `x` is INT8 `[rows, K]` without -128, `w` INT8 `[K, N]` in either layout; the
+/// result is `[rows, N]`. K up to 2^17 cannot overflow: 128 * 127 * 2^17 < 2^31.
 #[must_use]
 pub fn matmul_i8(x: ArrayView2<'_, i8>, w: ArrayView2<'_, i8>) -> Array2<i32> {
+    matmul_i8_on(kernels(), x, w)
+}
+
+/// [`matmul_i8`] on a level of the caller's choice.
+#[must_use]
+pub fn matmul_i8_on(level: &dyn Kernels, x: ArrayView2<'_, i8>, w: ArrayView2<'_, i8>) -> Array2<i32> {
+    let Some(layout) = Layout::of(w) else {
+        return matmul_i8_on(level, x, w.as_standard_layout().view());
+    };
     let (of_row, first) = distinct_rows(x);
-    let codes: Vec<i32> = x.select(Axis(0), &first).t().iter().map(|&code| i32::from(code)).collect();
-    let standard = w.as_standard_layout();
-    let (arch, columns) = (Arch::new(), w.ncols());
-    by_columns(&of_row, columns, I8_TILE, |start, width| {
-        let weights = Columns { weights: standard.as_slice().unwrap_or_default(), columns, start, width };
-        arch.dispatch(I8Tile { codes: &codes, rows: first.len(), weights })
+    let codes: Vec<i8> = first.iter().flat_map(|&row| x.row(row).to_vec()).collect();
+    by_columns(&of_row, first.len(), w.ncols(), I8_TILE, |start, width, out| match layout {
+        Layout::Columns(block) => level.i8_columns(&codes, block.some_columns(start, width), out),
+        Layout::Outputs(block) => level.i8_outputs(&codes, block.some_rows(start, width), out),
     })
-}
-
-/// A tile of the columns of a row-major weight matrix.
-#[derive(Clone, Copy)]
-struct Columns<'a, T> {
-    weights: &'a [T],
-    columns: usize,
-    start: usize,
-    width: usize,
-}
-
-impl<'a, T> Columns<'a, T> {
-    /// The tile's part of row `k`.
-    #[inline(always)]
-    fn row(&self, k: usize) -> &'a [T] {
-        let at = k * self.columns + self.start;
-        &self.weights[at..at + self.width]
-    }
-
-    /// Rows of the matrix.
-    #[inline(always)]
-    fn depth(&self) -> usize {
-        self.weights.len() / self.columns.max(1)
-    }
-}
-
-/// One tile of an INT8 product. `codes` is `[K, rows]`.
-struct I8Tile<'a> {
-    codes: &'a [i32],
-    rows: usize,
-    weights: Columns<'a, i8>,
-}
-
-impl NullaryFnOnce for I8Tile<'_> {
-    type Output = Vec<i32>;
-
-    #[inline(always)]
-    fn call(self) -> Vec<i32> {
-        // Four rows of weights at a time, so that an accumulator is loaded and stored once for four products.
-        const STEP: usize = 4;
-        let (rows, width, depth) = (self.rows, self.weights.width, self.weights.depth());
-        let mut acc = vec![0i32; rows * width];
-        let mut wide = [[0i32; I8_TILE]; STEP];
-        for base in (0..depth).step_by(STEP) {
-            for (j, wide) in wide.iter_mut().enumerate() {
-                if base + j < depth {
-                    for (slot, &weight) in wide.iter_mut().zip(self.weights.row(base + j)) {
-                        *slot = i32::from(weight);
-                    }
-                } else {
-                    wide.fill(0);
-                }
-            }
-            for (r, acc) in acc.chunks_exact_mut(width).enumerate() {
-                let code = |j: usize| if base + j < depth { self.codes[(base + j) * rows + r] } else { 0 };
-                let codes = [code(0), code(1), code(2), code(3)];
-                let [w0, w1, w2, w3] = [&wide[0][..width], &wide[1][..width], &wide[2][..width], &wide[3][..width]];
-                for n in 0..width {
-                    acc[n] += codes[0] * w0[n] + codes[1] * w1[n] + codes[2] * w2[n] + codes[3] * w3[n];
-                }
-            }
-        }
-        acc
-    }
 }
 
 /// `x @ w` in FP32, each output summed in `order`. `x` is `[rows, K]` and holds BF16 values widened, `w`
-/// is BF16 `[K, N]`; products of BF16 are exact in FP32. The result is `[rows, N]`.
+/// is BF16 `[K, N]` in either layout; products of BF16 are exact in FP32. The result is `[rows, N]`.
 #[must_use]
 pub fn matmul_bf16(x: ArrayView2<'_, f32>, w: ArrayView2<'_, bf16>, order: &SumOrder) -> Array2<f32> {
-    let (of_row, values, rows) = distinct_columns(x);
-    let standard = w.as_standard_layout();
-    let (arch, columns) = (Arch::new(), w.ncols());
-    by_columns(&of_row, columns, BF16_TILE, |start, width| {
-        let weights = Columns { weights: standard.as_slice().unwrap_or_default(), columns, start, width };
-        match order {
-            SumOrder::Canonical => {
-                arch.dispatch(LaneTile { values: &values, rows, weights, lanes: LANES, order: None })
+    matmul_down(x, DownWeight::Bf16(w), order)
+}
+
+/// [`matmul_bf16`] with a weight that may be held as INT8 codes.
+#[must_use]
+pub fn matmul_down(x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) -> Array2<f32> {
+    matmul_down_on(kernels(), x, w, order)
+}
+
+/// [`matmul_down`] on a level of the caller's choice.
+#[must_use]
+pub fn matmul_down_on(level: &dyn Kernels, x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) -> Array2<f32> {
+    let distinct = Distinct::of(x);
+    let columns = w.dim().1;
+    let canonical = matches!(order, SumOrder::Canonical);
+    // What no level reads where it lies: other orders, other layouts.
+    let by_tile = |start: usize, width: usize, out: &mut [f32]| {
+        let tile = w.columns(start..start + width);
+        let tile = tile.as_standard_layout();
+        if let Some(block) = Block::new(tile.view()) {
+            match order {
+                SumOrder::Canonical => level.bf16_columns(&distinct.values, block, out),
+                order => ordered_tile(&distinct.transposed, block, order, out),
             }
-            SumOrder::Permuted(order) => {
-                arch.dispatch(LaneTile { values: &values, rows, weights, lanes: 1, order: Some(order) })
-            }
-            SumOrder::Cube | SumOrder::VectorChunks(_) => arch.dispatch(CubeTile { values: &values, rows, weights }),
         }
+    };
+    by_columns(&distinct.of_row, distinct.rows, columns, BF16_TILE, |start, width, out| match w {
+        DownWeight::Bf16(w) if canonical => match Layout::of(w) {
+            Some(Layout::Columns(block)) => level.bf16_columns(&distinct.values, block.some_columns(start, width), out),
+            Some(Layout::Outputs(block)) => level.bf16_outputs(&distinct.values, block.some_rows(start, width), out),
+            None => by_tile(start, width, out),
+        },
+        DownWeight::Int8 { codes, scale } if canonical => match (Layout::of(codes), scale.to_slice()) {
+            (Some(Layout::Outputs(block)), Some(scale)) => {
+                let scale = &scale[start..start + width];
+                level.scaled_outputs(&distinct.values, block.some_rows(start, width), scale, out);
+            }
+            _ => by_tile(start, width, out),
+        },
+        _ => by_tile(start, width, out),
     })
 }
 
-/// The distinct rows of `x`, bit by bit: which one each row is, their values as `[K, distinct]`, their count.
-fn distinct_columns(x: ArrayView2<'_, f32>) -> (Vec<usize>, Vec<f32>, usize) {
-    let bits = x.mapv(f32::to_bits);
-    let (of_row, first) = distinct_rows(bits.view());
-    let values = x.select(Axis(0), &first).t().iter().copied().collect();
-    (of_row, values, first.len())
-}
-
-/// One tile of a product summed over lanes: term `i` of the order goes to lane `i % lanes`, then adjacent lanes
-/// are added pairwise.
-struct LaneTile<'a> {
-    values: &'a [f32],
+/// The distinct rows of an activation matrix, compared bit by bit.
+#[derive(Debug)]
+struct Distinct {
+    /// Which distinct row each row is.
+    of_row: Vec<usize>,
+    /// How many there are.
     rows: usize,
-    weights: Columns<'a, bf16>,
-    lanes: usize,
-    order: Option<&'a [u32]>,
+    /// Their values, `[rows, K]`.
+    values: Vec<f32>,
+    /// Their values, `[K, rows]`.
+    transposed: Vec<f32>,
 }
 
-impl NullaryFnOnce for LaneTile<'_> {
-    type Output = Vec<f32>;
-
-    #[inline(always)]
-    fn call(self) -> Vec<f32> {
-        // Terms of a lane that are added one after the other while its accumulators are in registers.
-        const RUN: usize = 4;
-        let (rows, width, depth, lanes) = (self.rows, self.weights.width, self.weights.depth(), self.lanes);
-        let mut acc = vec![0f32; rows * lanes * width];
-        let mut wide = [[0f32; BF16_TILE]; RUN * LANES];
-        let term = |position: usize| self.order.map_or(position, |order| order[position] as usize);
-        let block = RUN * lanes;
-        for base in (0..depth).step_by(block) {
-            let terms = block.min(depth - base);
-            for (i, wide) in wide[..terms].iter_mut().enumerate() {
-                for (slot, weight) in wide.iter_mut().zip(self.weights.row(term(base + i))) {
-                    *slot = f32::from_bits(u32::from(weight.to_bits()) << 16);
-                }
-            }
-            for r in 0..rows {
-                let value = |i: usize| self.values[term(base + i) * rows + r];
-                for lane in 0..lanes {
-                    let acc = &mut acc[(r * lanes + lane) * width..][..width];
-                    if terms == block {
-                        let at = [lane, lane + lanes, lane + 2 * lanes, lane + 3 * lanes];
-                        let x = at.map(value);
-                        let w = at.map(|i| &wide[i][..width]);
-                        for n in 0..width {
-                            acc[n] = (((acc[n] + x[0] * w[0][n]) + x[1] * w[1][n]) + x[2] * w[2][n]) + x[3] * w[3][n];
-                        }
-                    } else {
-                        for i in (lane..terms).step_by(lanes) {
-                            let (x, w) = (value(i), &wide[i][..width]);
-                            for n in 0..width {
-                                acc[n] += x * w[n];
-                            }
-                        }
-                    }
-                }
-            }
-        }
-        let mut out = vec![0f32; rows * width];
-        for (acc, out) in acc.chunks_exact_mut(lanes * width).zip(out.chunks_exact_mut(width)) {
-            let mut live = lanes;
-            while live > 1 {
-                live /= 2;
-                for l in 0..live {
-                    for n in 0..width {
-                        acc[l * width + n] = acc[2 * l * width + n] + acc[(2 * l + 1) * width + n];
-                    }
-                }
-            }
-            out.copy_from_slice(&acc[..width]);
-        }
-        out
-    }
-}
-
-/// One tile of a product as the emulated cube unit sums it: the exact dot of each 16 terms, rounded into the
-/// accumulator.
-struct CubeTile<'a> {
-    values: &'a [f32],
-    rows: usize,
-    weights: Columns<'a, bf16>,
-}
-
-impl NullaryFnOnce for CubeTile<'_> {
-    type Output = Vec<f32>;
-
-    #[inline(always)]
-    fn call(self) -> Vec<f32> {
-        let (rows, width, depth) = (self.rows, self.weights.width, self.weights.depth());
-        let mut acc = vec![0f32; rows * width];
-        let mut dots = vec![0f64; rows * width];
-        for k in 0..depth {
-            let weights = self.weights.row(k);
-            for (r, dots) in dots.chunks_exact_mut(width).enumerate() {
-                let value = self.values[k * rows + r];
-                for (dot, weight) in dots.iter_mut().zip(weights) {
-                    *dot += f64::from(value * f32::from_bits(u32::from(weight.to_bits()) << 16));
-                }
-            }
-            if (k + 1) % 16 == 0 || k + 1 == depth {
-                for (sum, dot) in acc.iter_mut().zip(&mut dots) {
-                    *sum = (f64::from(*sum) + *dot) as f32;
-                    *dot = 0.0;
-                }
-            }
-        }
-        acc
+impl Distinct {
+    fn of(x: ArrayView2<'_, f32>) -> Self {
+        let (of_row, first) = distinct_rows(x.mapv(f32::to_bits).view());
+        let values = x.select(Axis(0), &first);
+        let transposed = values.t().iter().copied().collect();
+        Self { of_row, rows: first.len(), values: values.into_iter().collect(), transposed }
     }
 }
 
@@ -266,50 +169,16 @@ impl NullaryFnOnce for CubeTile<'_> {
 /// `x @ w` and `x^2 @ w^2`, each `[rows, N]`. Float64 holds 53 bits against the 16 of a product of two
 /// BF16 values, so that the first is exact for all purposes of a float32 comparison.
 #[must_use]
-pub fn exact_bf16_product(x: ArrayView2<'_, f32>, w: ArrayView2<'_, bf16>) -> (Array2<f64>, Array2<f64>) {
-    let (of_row, values, rows) = distinct_columns(x);
-    let standard = w.as_standard_layout();
-    let (arch, columns) = (Arch::new(), w.ncols());
-    let both = by_columns(&of_row, columns, BF16_TILE, |start, width| {
-        let weights = Columns { weights: standard.as_slice().unwrap_or_default(), columns, start, width };
-        arch.dispatch(ExactTile { values: &values, rows, weights })
-    });
-    (both.mapv(|pair| pair.0), both.mapv(|pair| f64::from(pair.1)))
-}
-
-/// One tile of exact sums and sums of squares.
-struct ExactTile<'a> {
-    values: &'a [f32],
-    rows: usize,
-    weights: Columns<'a, bf16>,
-}
-
-impl NullaryFnOnce for ExactTile<'_> {
-    type Output = Vec<(f64, f32)>;
-
-    #[inline(always)]
-    fn call(self) -> Vec<(f64, f32)> {
-        let (rows, width, depth) = (self.rows, self.weights.width, self.weights.depth());
-        let mut sums = vec![0f64; rows * width];
-        let mut squares = vec![0f32; rows * width];
-        let mut wide = [0f32; BF16_TILE];
-        for k in 0..depth {
-            for (slot, weight) in wide.iter_mut().zip(self.weights.row(k)) {
-                *slot = f32::from_bits(u32::from(weight.to_bits()) << 16);
-            }
-            let blocks = sums.chunks_exact_mut(width).zip(squares.chunks_exact_mut(width));
-            for (r, (sums, squares)) in blocks.enumerate() {
-                let value = self.values[k * rows + r];
-                let wide = &wide[..width];
-                for n in 0..width {
-                    let product = value * wide[n];
-                    sums[n] += f64::from(product);
-                    squares[n] += product * product;
-                }
-            }
+pub fn exact_bf16_product(x: ArrayView2<'_, f32>, w: DownWeight<'_>) -> (Array2<f64>, Array2<f64>) {
+    let distinct = Distinct::of(x);
+    let both = by_columns(&distinct.of_row, distinct.rows, w.dim().1, BF16_TILE, |start, width, out| {
+        let tile = w.columns(start..start + width);
+        let tile = tile.as_standard_layout();
+        if let Some(block) = Block::new(tile.view()) {
+            exact_tile(&distinct.transposed, block, out);
         }
-        sums.into_iter().zip(squares).collect()
-    }
+    });
+    (both.mapv(|pair: (f64, f32)| pair.0), both.mapv(|pair| f64::from(pair.1)))
 }
 
 #[cfg(test)]

@@ -1,21 +1,18 @@
-//! Products and sums: the plain kernels, which are the specification of every faster one.
+//! Products and sums, in levels: plain loops, which are the specification, and faster ones for each instruction
+//! set, which give the same bits ([`level`]).
 //!
 //! The order of every FP32 sum is part of the reference's contract and never depends on a register
 //! width or on a thread count: work is split over output columns, never over a sum.
 
+pub mod level;
 pub mod matmul;
+mod ordered;
+mod plain;
 pub mod sum;
 
-pub use matmul::{distinct_rows, exact_bf16_product, matmul_bf16, matmul_i8};
+pub use level::{Block, Kernels, LevelError, choose, kernels, levels};
+pub use matmul::{
+    distinct_rows, exact_bf16_product, matmul_bf16, matmul_down, matmul_down_on, matmul_i8, matmul_i8_on,
+};
+pub use plain::Plain;
 pub use sum::SumOrder;
-
-/// The vector level that the kernels run on. Results do not depend on it.
-#[must_use]
-pub fn level_name() -> String {
-    let level = format!("{:?}", pulp::Arch::new());
-    // The variant's name; what follows lists every instruction set it stands for.
-    match level.split(['(', ' ']).next().unwrap_or_default() {
-        "V3" => "x86-64-v3 (AVX2, FMA)".to_owned(),
-        name => name.to_lowercase(),
-    }
-}

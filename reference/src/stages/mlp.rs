@@ -5,7 +5,7 @@ use ndarray::{Array2, Axis, concatenate, s};
 use super::{Context, Output, Trace, narrowed, plain};
 use crate::elementary::{exp, reciprocal};
 use crate::geometry::BATCH;
-use crate::kernels::{SumOrder, matmul_bf16};
+use crate::kernels::{SumOrder, matmul_down};
 use crate::policy::Site;
 use crate::rounding::round_f32;
 use crate::tensor::TensorId as T;
@@ -28,9 +28,9 @@ pub fn silu(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 pub fn down(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let x = trace.widened(T::MlpDownTile, context.policy.at(Site::Silu));
     let w = context.inputs.weights.w_down;
-    let half = w.nrows() / 2;
+    let half = w.dim().0 / 2;
     let order = SumOrder::cube(context.policy.freedom, half);
-    let part = |from: usize, to: usize| matmul_bf16(x.slice(s![.., from..to]), w.slice(s![from..to, ..]), &order);
+    let part = |from: usize, to: usize| matmul_down(x.slice(s![.., from..to]), w.terms(from..to), &order);
     let parts = [part(0, half), part(half, 2 * half)];
     let stacked = concatenate![Axis(0), parts[0], parts[1]];
     plain(T::DownAccParts, stacked)

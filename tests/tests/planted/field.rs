@@ -185,8 +185,10 @@ fn attend_to(device: &mut Device<'_>, length: usize) {
 
 /// The down projection in eighths of K, each narrowed to BF16 and added in BF16 in this order.
 fn eight_parts(device: &Device<'_>, order: &[usize]) -> Array2<f32> {
-    let (x, w) =
-        (device.trace.bf16(T::MlpDownTile).mapv(bf16::to_f32), device.inputs.weights.w_down.mapv(bf16::to_f32));
+    let (x, w) = (
+        device.trace.bf16(T::MlpDownTile).mapv(bf16::to_f32),
+        device.inputs.weights.w_down.columns(0..device.inputs.geometry.hidden_size).mapv(bf16::to_f32),
+    );
     let part = w.nrows() / 8;
     let mut sum = Array2::<f32>::zeros((BATCH, w.ncols()));
     for &i in order {

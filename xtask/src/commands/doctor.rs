@@ -24,7 +24,7 @@ pub fn run() -> Result<Code, Refusal> {
         ("platform", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)),
         ("CPU features", features),
         ("threads", threads.to_string()),
-        ("kernels", reference::kernels::level_name()),
+        ("kernels", kernels()),
         ("suites", suites),
     ];
     for (what, found) in lines {
@@ -32,6 +32,16 @@ pub fn run() -> Result<Code, Refusal> {
     }
     output::stdout(&text)?;
     Ok(Code::Pass)
+}
+
+/// The level in use with what it needs, and the others this CPU has.
+fn kernels() -> String {
+    let used = reference::kernels::kernels();
+    let others = reference::kernels::levels().iter().filter(|level| level.name() != used.name());
+    let others: Vec<&str> = others.map(|level| level.name()).collect();
+    let others =
+        if others.is_empty() { String::new() } else { format!("; --kernels also takes {}", others.join(", ")) };
+    format!("{} ({}){others}", used.name(), used.needs())
 }
 
 macro_rules! detected {

@@ -1,0 +1,157 @@
+//! The levels: one trait for the inner loops of the reference, implemented plainly ([`Plain`], the
+//! specification) and once for each instruction set that pays. A level's constructor returns `None` where
+//! the CPU lacks what it needs; detection happens once. Every level gives the bits of the plain one.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use half::bf16;
+use ndarray::{ArrayView2, Axis, s};
+use thiserror::Error;
+
+use super::plain::Plain;
+
+/// A matrix whose rows are each contiguous: what the inner loops read weights from.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a, T>(ArrayView2<'a, T>);
+
+impl<'a, T> Block<'a, T> {
+    /// `view` as a block. `None` where the elements of a row do not lie side by side.
+    #[must_use]
+    pub fn new(view: ArrayView2<'a, T>) -> Option<Self> {
+        (view.ncols() <= 1 || view.strides()[1] == 1).then_some(Self(view))
+    }
+
+    /// Rows.
+    #[must_use]
+    #[inline(always)]
+    pub fn rows(&self) -> usize {
+        self.0.nrows()
+    }
+
+    /// Elements of a row.
+    #[must_use]
+    #[inline(always)]
+    pub fn width(&self) -> usize {
+        self.0.ncols()
+    }
+
+    /// Row `index`.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Block::rows`].
+    #[must_use]
+    #[inline(always)]
+    pub fn row(&self, index: usize) -> &'a [T] {
+        self.0.clone().index_axis_move(Axis(0), index).to_slice().unwrap_or_default()
+    }
+
+    /// `count` rows from `start` on.
+    ///
+    /// # Panics
+    /// If the block has fewer.
+    #[must_use]
+    pub fn some_rows(&self, start: usize, count: usize) -> Self {
+        Self(self.0.clone().slice_move(s![start..start + count, ..]))
+    }
+
+    /// `count` columns from `start` on.
+    ///
+    /// # Panics
+    /// If the block has fewer.
+    #[must_use]
+    pub fn some_columns(&self, start: usize, count: usize) -> Self {
+        Self(self.0.clone().slice_move(s![.., start..start + count]))
+    }
+}
+
+/// The inner loops, each on one thread. Activations `x` are `[rows, K]`, row-major without gaps; results are
+/// `[rows, N]`, row-major without gaps, and are overwritten. FP32 sums run in the canonical order
+/// ([`super::SumOrder::Canonical`]): virtual lane `k % 8` takes `fma(x[k], w[k], lane)`, then adjacent lanes are
+/// added pairwise. The fused step rounds once because the product of two BF16 values is exact.
+pub trait Kernels: Send + Sync + fmt::Debug {
+    /// The name that `doctor` prints and `--kernels` takes.
+    fn name(&self) -> &'static str;
+
+    /// What the level needs of the CPU.
+    fn needs(&self) -> &'static str;
+
+    /// INT8 by INT8 with exact INT32 sums, weights as checkpoints store them: `w` is `[N, K]`. `x` holds no -128.
+    fn i8_outputs(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]);
+
+    /// INT8 by INT8 with exact INT32 sums, weights as the device's kernels store them: `w` is `[K, N]`.
+    fn i8_columns(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]);
+
+    /// BF16 weights `[N, K]`; `x` holds widened BF16 values.
+    fn bf16_outputs(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]);
+
+    /// BF16 weights `[K, N]`; `x` holds widened BF16 values.
+    fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]);
+
+    /// BF16 weights made on the way from INT8 codes `[N, K]` and one scale an output:
+    /// `BF16_RNE(f32(code) * scale[n])` (`docs/numerics.md`, Tensors, `w_down`).
+    fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]);
+
+    /// `q . k` of every query and key of an attention tile: `q` is `[G, D]`, `keys` are `T` rows of `D`; `out` is
+    /// `[G, T]`, canonical order over `D`, not scaled.
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]);
+
+    /// `p @ v` of an attention tile: `p` is `[G, T]`, `values` are `T` rows of `D`; `out` is `[G, D]`. Tokens are added
+    /// in order into one accumulator that starts at +0.
+    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]);
+
+    /// Repeats the best INT8 multiply-add sequence this level has, on registers, `steps` times; returns how many
+    /// multiply-adds that were. What a benchmark takes for the arithmetic's own limit.
+    fn i8_burst(&self, steps: u64) -> u64;
+
+    /// The same for FP32 fused multiply-adds.
+    fn f32_burst(&self, steps: u64) -> u64;
+}
+
+/// Every level this CPU has, the plain one first, the fastest last.
+#[must_use]
+pub fn levels() -> &'static [Box<dyn Kernels>] {
+    static LEVELS: OnceLock<Vec<Box<dyn Kernels>>> = OnceLock::new();
+    LEVELS.get_or_init(|| {
+        let levels: Vec<Box<dyn Kernels>> = vec![Box::new(Plain)];
+        levels
+    })
+}
+
+/// The name chosen with [`choose`].
+static CHOSEN: OnceLock<&'static dyn Kernels> = OnceLock::new();
+
+/// The level in use: the one that was chosen, otherwise the fastest.
+#[must_use]
+pub fn kernels() -> &'static dyn Kernels {
+    *CHOSEN.get_or_init(|| levels().last().map_or(&Plain as &dyn Kernels, AsRef::as_ref))
+}
+
+/// Why a level cannot be used.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum LevelError {
+    /// No such level here.
+    #[error("no kernels named {name:?} on this CPU; it has {available}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        available: String,
+    },
+    /// Something was already computed with another level.
+    #[error("kernels {0} are already in use")]
+    InUse(&'static str),
+}
+
+/// Makes every later product use the level called `name`. For comparing levels: results never depend on it.
+///
+/// # Errors
+/// A name that [`levels`] does not hold; a level that is already in use.
+pub fn choose(name: &str) -> Result<(), LevelError> {
+    let Some(level) = levels().iter().find(|level| level.name() == name) else {
+        let available = levels().iter().map(|level| level.name()).collect::<Vec<_>>().join(", ");
+        return Err(LevelError::Unknown { name: name.to_owned(), available });
+    };
+    let used = *CHOSEN.get_or_init(|| level.as_ref());
+    if used.name() == level.name() { Ok(()) } else { Err(LevelError::InUse(used.name())) }
+}

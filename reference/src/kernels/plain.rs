@@ -1,0 +1,134 @@
+//! The plain level: the specification of every faster one, and what runs where there is none. One loop an
+//! operation, in the order that the contract of the reference gives.
+
+use half::bf16;
+
+use super::level::{Block, Kernels};
+use super::sum::{LANES, tree};
+use crate::rounding::{Rounding, round_f32};
+
+/// Plain loops.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain;
+
+/// Products of one activation row: `term(n, k)` is the weight of output `n`.
+#[inline(always)]
+fn canonical(x: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    for (k, &x) in x.iter().enumerate() {
+        lanes[k % LANES] = x.mul_add(weight(k), lanes[k % LANES]);
+    }
+    tree(&mut lanes)
+}
+
+/// The activation rows of `x`, each `depth` long, with the part of `out` that is theirs.
+fn rows<'a, X, O>(
+    x: &'a [X],
+    depth: usize,
+    out: &'a mut [O],
+    columns: usize,
+) -> impl Iterator<Item = (&'a [X], &'a mut [O])> {
+    x.chunks_exact(depth.max(1)).zip(out.chunks_exact_mut(columns.max(1)))
+}
+
+impl Kernels for Plain {
+    fn name(&self) -> &'static str {
+        "plain"
+    }
+
+    fn needs(&self) -> &'static str {
+        "any CPU"
+    }
+
+    fn i8_outputs(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+        for (x, out) in rows(x, w.width(), out, w.rows()) {
+            for (n, out) in out.iter_mut().enumerate() {
+                *out = x.iter().zip(w.row(n)).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum();
+            }
+        }
+    }
+
+    fn i8_columns(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+        out.fill(0);
+        for (x, out) in rows(x, w.rows(), out, w.width()) {
+            for (k, &x) in x.iter().enumerate() {
+                for (out, &w) in out.iter_mut().zip(w.row(k)) {
+                    *out += i32::from(x) * i32::from(w);
+                }
+            }
+        }
+    }
+
+    fn bf16_outputs(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+        for (x, out) in rows(x, w.width(), out, w.rows()) {
+            for (n, out) in out.iter_mut().enumerate() {
+                let w = w.row(n);
+                *out = canonical(x, |k| w[k].to_f32());
+            }
+        }
+    }
+
+    fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+        for (x, out) in rows(x, w.rows(), out, w.width()) {
+            for (n, out) in out.iter_mut().enumerate() {
+                *out = canonical(x, |k| w.row(k)[n].to_f32());
+            }
+        }
+    }
+
+    fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
+        for (x, out) in rows(x, w.width(), out, w.rows()) {
+            for ((n, out), &scale) in out.iter_mut().enumerate().zip(scale) {
+                let w = w.row(n);
+                *out = canonical(x, |k| round_f32(f32::from(w[k]) * scale, Rounding::Rne));
+            }
+        }
+    }
+
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+        let dim = keys.first().map_or(0, |key| key.len());
+        for (q, out) in rows(q, dim, out, keys.len()) {
+            for (out, key) in out.iter_mut().zip(keys) {
+                *out = canonical(q, |d| key[d].to_f32());
+            }
+        }
+    }
+
+    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
+        let dim = values.first().map_or(0, |value| value.len());
+        out.fill(0.0);
+        for (p, out) in rows(p, values.len(), out, dim) {
+            for (&p, value) in p.iter().zip(values) {
+                for (out, value) in out.iter_mut().zip(*value) {
+                    *out = p.mul_add(value.to_f32(), *out);
+                }
+            }
+        }
+    }
+
+    fn i8_burst(&self, steps: u64) -> u64 {
+        const WIDTH: usize = 256;
+        let (x, w) = ([3i8; WIDTH], [std::hint::black_box(5i8); WIDTH]);
+        let mut sum = 0i32;
+        for _ in 0..steps {
+            let w = std::hint::black_box(&w);
+            sum = sum.wrapping_add(
+                std::hint::black_box(&x).iter().zip(w).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum::<i32>(),
+            );
+        }
+        std::hint::black_box(sum);
+        steps * WIDTH as u64
+    }
+
+    fn f32_burst(&self, steps: u64) -> u64 {
+        let mut sums = [1f32; 64];
+        let (x, w) = (std::hint::black_box(0.5f32), std::hint::black_box(1.0f32));
+        for _ in 0..steps {
+            for sum in &mut sums {
+                *sum = sum.mul_add(x, w);
+            }
+        }
+        std::hint::black_box(sums);
+        steps * sums.len() as u64
+    }
+}
