@@ -19,7 +19,7 @@ impl<'a, T> Block<'a, T> {
     /// `view` as a block. `None` where the elements of a row do not lie side by side.
     #[must_use]
     pub fn new(view: ArrayView2<'a, T>) -> Option<Self> {
-        (view.ncols() <= 1 || view.strides()[1] == 1).then_some(Self(view))
+        (view.is_empty() || view.ncols() == 1 || view.strides()[1] == 1).then_some(Self(view))
     }
 
     /// Rows.
@@ -113,7 +113,11 @@ pub trait Kernels: Send + Sync + fmt::Debug {
 pub fn levels() -> &'static [Box<dyn Kernels>] {
     static LEVELS: OnceLock<Vec<Box<dyn Kernels>>> = OnceLock::new();
     LEVELS.get_or_init(|| {
-        let levels: Vec<Box<dyn Kernels>> = vec![Box::new(Plain)];
+        let mut levels: Vec<Box<dyn Kernels>> = vec![Box::new(Plain)];
+        #[cfg(target_arch = "x86_64")]
+        if let Some(level) = super::avx512::Avx512::new() {
+            levels.push(Box::new(level));
+        }
         levels
     })
 }

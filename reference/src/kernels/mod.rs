@@ -4,11 +4,15 @@
 //! The order of every FP32 sum is part of the reference's contract and never depends on a register
 //! width or on a thread count: work is split over output columns, never over a sum.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod level;
 pub mod matmul;
 mod ordered;
 mod plain;
 pub mod sum;
+#[cfg(test)]
+mod tests;
 
 pub use level::{Block, Kernels, LevelError, choose, kernels, levels};
 pub use matmul::{

@@ -28,7 +28,8 @@ fn rows<'a, X, O>(
     out: &'a mut [O],
     columns: usize,
 ) -> impl Iterator<Item = (&'a [X], &'a mut [O])> {
-    x.chunks_exact(depth.max(1)).zip(out.chunks_exact_mut(columns.max(1)))
+    let row = move |r| x.get(r * depth..(r + 1) * depth).unwrap_or_default();
+    out.chunks_exact_mut(columns.max(1)).enumerate().map(move |(r, out)| (row(r), out))
 }
 
 impl Kernels for Plain {
