@@ -8,6 +8,7 @@ use std::array::from_fn;
 
 use half::bf16;
 
+use super::aligned::Aligned;
 use super::level::{Block, Kernels};
 use super::plain::Plain;
 use super::sum::LANES;
@@ -54,13 +55,14 @@ impl Kernels for Avx512 {
     }
 
     fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
-        // SAFETY: as above.
-        unsafe { columns::<LANES>(x, w.rows(), w.width(), |k| w.row(k), out) }
+        let (first, stride) = (w.as_ptr(), w.stride());
+        // SAFETY: as above; row k of the block begins k strides after the first.
+        unsafe { columns::<LANES>(x, w.rows(), w.width(), |k| first.offset(k as isize * stride), out) }
     }
 
     fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
-        if scale.iter().any(|scale| !scale.is_finite()) {
-            // The rounding below does not know NaN.
+        if scale.iter().any(|&scale| scale != 0.0 && !(1e-30..1e30).contains(&scale.abs())) {
+            // The rounding below is for ordinary numbers.
             return Plain.scaled_outputs(x, w, scale, out);
         }
         // SAFETY: as above.
@@ -76,7 +78,7 @@ impl Kernels for Avx512 {
     fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
         let dim = values.first().map_or(0, |value| value.len());
         // SAFETY: as above.
-        unsafe { columns::<1>(p, values.len(), dim, |t| values[t], out) }
+        unsafe { columns::<1>(p, values.len(), dim, |t| values[t].as_ptr(), out) }
     }
 
     fn i8_burst(&self, steps: u64) -> u64 {
@@ -100,6 +102,8 @@ fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
         return out.fill(0);
     }
     let offsets: Vec<i32> = x.chunks_exact(depth).map(|row| offset(row)).collect();
+    let stride = depth.next_multiple_of(64);
+    let x = Aligned::rows(x, depth, stride);
     let passes = offsets.len().div_ceil(4);
     for start in (0..outputs).step_by(I8_OUTPUTS) {
         // Outputs past the last repeat it and are not stored.
@@ -113,10 +117,10 @@ fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
             let ahead = (pass, passes, &next);
             let rows = (offsets.len() - first).min(4);
             let sums = match rows {
-                1 => i8_block::<1>(&x[first * depth..], depth, &block, ahead),
-                2 => i8_block::<2>(&x[first * depth..], depth, &block, ahead),
-                3 => i8_block::<3>(&x[first * depth..], depth, &block, ahead),
-                _ => i8_block::<4>(&x[first * depth..], depth, &block, ahead),
+                1 => i8_block::<1>(&x[first * stride..], stride, &block, ahead),
+                2 => i8_block::<2>(&x[first * stride..], stride, &block, ahead),
+                3 => i8_block::<3>(&x[first * stride..], stride, &block, ahead),
+                _ => i8_block::<4>(&x[first * stride..], stride, &block, ahead),
             };
             for r in 0..rows {
                 let offset = offsets[first + r];
@@ -142,44 +146,42 @@ fn offset(x: &[i8]) -> i32 {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn i8_block<const R: usize>(
     x: &[i8],
-    depth: usize,
+    stride: usize,
     w: &[&[i8]; I8_OUTPUTS],
     (pass, passes, next): (usize, usize, &[&[i8]; I8_OUTPUTS]),
 ) -> [[i32; I8_OUTPUTS]; 4] {
-    assert!(x.len() >= R * depth && w.iter().chain(next).all(|row| row.len() == depth));
+    let depth = w[0].len();
+    assert!(x.len() >= R * stride && stride >= depth.next_multiple_of(64) && w.iter().all(|row| row.len() == depth));
     let flip = _mm512_set1_epi8(-128);
     let mut acc = [[_mm512_setzero_si512(); R]; I8_OUTPUTS];
     let (x, w, next) = (x.as_ptr(), w.map(<[i8]>::as_ptr), next.map(<[i8]>::as_ptr));
-    let whole = depth - depth % 64;
-    for k in (0..whole).step_by(64) {
+    for k in (0..depth).step_by(64) {
         let mut j = pass;
         while j < I8_OUTPUTS {
             prefetch(next[j].wrapping_add(k));
             j += passes;
         }
-        // SAFETY: k + 64 <= depth, the length of every row of x and w.
-        let x: [__m512i; R] = from_fn(|r| unsafe { _mm512_loadu_si512(x.add(r * depth + k).cast()) });
+        let mut codes = [flip; R];
+        for r in 0..R {
+            // SAFETY: x holds R rows of `stride` codes, which is a multiple of 64 and not below depth.
+            codes[r] = unsafe { _mm512_loadu_si512(x.add(r * stride + k).cast()) };
+        }
+        let rest = depth - k;
+        let mask = if rest < 64 { (1u64 << rest) - 1 } else { u64::MAX };
         for j in 0..I8_OUTPUTS {
-            // SAFETY: as above.
-            let w = _mm512_xor_si512(unsafe { _mm512_loadu_si512(w[j].add(k).cast()) }, flip);
+            // SAFETY: the mask leaves only elements inside the row; the others meet activations that are zero.
+            let w = unsafe { _mm512_maskz_loadu_epi8(mask, w[j].add(k)) };
+            let w = _mm512_xor_si512(w, flip);
             for r in 0..R {
-                acc[j][r] = _mm512_dpbusd_epi32(acc[j][r], w, x[r]);
+                acc[j][r] = _mm512_dpbusd_epi32(acc[j][r], w, codes[r]);
             }
         }
     }
-    if whole < depth {
-        let mask = (1u64 << (depth - whole)) - 1;
-        // SAFETY: the mask leaves only elements inside the rows; the others read as zero and add zero.
-        let x: [__m512i; R] = from_fn(|r| unsafe { _mm512_maskz_loadu_epi8(mask, x.add(r * depth + whole)) });
-        for j in 0..I8_OUTPUTS {
-            // SAFETY: as above.
-            let w = _mm512_xor_si512(unsafe { _mm512_maskz_loadu_epi8(mask, w[j].add(whole)) }, flip);
-            for r in 0..R {
-                acc[j][r] = _mm512_dpbusd_epi32(acc[j][r], w, x[r]);
-            }
-        }
+    let mut sums = [[0; I8_OUTPUTS]; 4];
+    for r in 0..R {
+        sums[r] = add_lanes([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
     }
-    from_fn(|r| if r < R { add_lanes(from_fn(|j| acc[j][r])) } else { [0; I8_OUTPUTS] })
+    sums
 }
 
 /// The sum of the sixteen lanes of each register.
@@ -197,11 +199,72 @@ fn add_lanes([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
     sums
 }
 
-/// Terms of an INT8 product by columns that are packed together.
-const I8_TERMS: usize = 64;
+/// Terms of a product by columns that are staged together.
+const STAGED: usize = 128;
+/// Bytes from one block of a [`Stage`] to the next.
+const BLOCK_BYTES: usize = (STAGED + 1) * 64;
+
+/// Part of a weight matrix that lies term by term, copied out of it so that each run of 64 bytes lies beside that of
+/// the next term. Rows are read in long runs, a few at a time, which is what memory is fast at; reading 64 bytes of
+/// one row after the other is several times slower.
+struct Stage {
+    /// `[block][STAGED + 1]` lines: one more than is used, so that blocks do not share cache sets.
+    lines: Aligned<u8>,
+}
+
+impl Stage {
+    /// Room for rows of `bytes`.
+    fn new(bytes: usize) -> Self {
+        Self { lines: Aligned::zeros(bytes.div_ceil(64) * BLOCK_BYTES) }
+    }
+
+    /// Copies `terms` rows of `bytes` each; `row(k)` is where row `k` begins.
+    ///
+    /// # Safety
+    /// `bytes` must be readable from every `row(0..terms)` on.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn fill(&mut self, terms: usize, bytes: usize, row: impl Fn(usize) -> *const u8) {
+        assert!(terms <= STAGED && bytes.div_ceil(64) * BLOCK_BYTES <= self.lines.len());
+        for first in (0..terms).step_by(4) {
+            for block in 0..bytes.div_ceil(64) {
+                let mask = u64::MAX >> (64 - (bytes - block * 64).min(64));
+                for k in first..terms.min(first + 4) {
+                    // SAFETY: the mask leaves only bytes of the row; the line is inside `lines`, as asserted above.
+                    unsafe {
+                        let line = _mm512_maskz_loadu_epi8(mask, row(k).add(block * 64).cast());
+                        let to = self.lines.as_mut_ptr().add(block * BLOCK_BYTES + k * 64);
+                        _mm512_storeu_si512(to.cast(), line);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The lines of a block, 64 bytes a term.
+    #[inline(always)]
+    fn block(&self, block: usize) -> &[u8] {
+        &self.lines[block * BLOCK_BYTES..][..STAGED * 64]
+    }
+}
+
+/// Prefetches the `part`-th of `parts` parts of rows that are staged next, row by row.
+#[inline]
+fn prefetch_part(part: usize, parts: usize, terms: usize, bytes: usize, row: impl Fn(usize) -> *const u8) {
+    let lines = bytes.div_ceil(64);
+    let (first, end) = (terms * lines * part / parts, terms * lines * (part + 1) / parts);
+    let (mut term, mut line) = (first / lines, first % lines);
+    for _ in first..end {
+        prefetch(row(term).wrapping_add(line * 64));
+        line += 1;
+        if line == lines {
+            (term, line) = (term + 1, 0);
+        }
+    }
+}
 
 /// Four weights of each of 64 columns, column by column, as VNNI takes them: `[4]` registers of 16 columns.
-type I8Panel = [[__m512i; 4]; I8_TERMS / 4];
+type I8Panel = [[__m512i; 4]; STAGED / 4];
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
@@ -213,19 +276,20 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let blocks = width.div_ceil(64);
     // Activations padded to whole groups of four with zeros, which add nothing.
     let padded = depth.next_multiple_of(4);
-    let mut codes = vec![0i8; rows * padded];
-    for (codes, x) in codes.chunks_exact_mut(padded).zip(x.chunks_exact(depth)) {
-        codes[..depth].copy_from_slice(x);
-    }
+    let codes = Aligned::rows(x, depth, padded);
+    let row = |k: usize| w.as_ptr().wrapping_offset(k as isize * w.stride()).cast::<u8>();
+    let mut stage = Stage::new(width);
+    let mut panel: I8Panel = [[_mm512_setzero_si512(); 4]; STAGED / 4];
     // [block][row][4 registers of 16 columns]
     let mut acc = vec![[_mm512_setzero_si512(); 4]; blocks * rows];
-    let mut panel: I8Panel = [[_mm512_setzero_si512(); 4]; I8_TERMS / 4];
-    for start in (0..depth).step_by(I8_TERMS) {
-        let terms = I8_TERMS.min(depth - start);
+    for start in (0..depth).step_by(STAGED) {
+        let terms = STAGED.min(depth - start);
+        let next = STAGED.min(depth - start - terms);
+        // SAFETY: rows start..start + terms of the block are `width` bytes long.
+        unsafe { stage.fill(terms, width, |k| row(start + k)) };
         for (block, acc) in acc.chunks_exact_mut(rows).enumerate() {
-            let columns = block * 64..width.min(block * 64 + 64);
-            pack(w, start, terms, columns.start, columns.len(), &mut panel);
-            let groups = terms.div_ceil(4);
+            prefetch_part(block, blocks, next, width, |k| row(start + terms + k));
+            let groups = pack(stage.block(block), terms, &mut panel);
             let mut first = 0;
             while first < rows {
                 let codes = &codes[first * padded + start..];
@@ -256,23 +320,20 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     }
 }
 
-/// Packs up to 64 columns of up to 64 rows of weights, made unsigned, and prefetches the rows that come next.
+/// Packs the lines of a block, made unsigned, in groups of four terms; returns how many groups. Lines past the last
+/// term hold anything: their activations are zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn pack(w: Block<'_, i8>, start: usize, terms: usize, column: usize, columns: usize, panel: &mut I8Panel) {
-    let mask = if columns == 64 { u64::MAX } else { (1u64 << columns) - 1 };
+fn pack(lines: &[u8], terms: usize, panel: &mut I8Panel) -> usize {
     let flip = _mm512_set1_epi8(-128);
-    let depth = w.rows();
-    for (group, panel) in panel[..terms.div_ceil(4)].iter_mut().enumerate() {
-        let [a, b, c, d] = from_fn(|i| {
-            let k = start + group * 4 + i;
-            let row = w.row((k + I8_TERMS).min(depth - 1))[column..].as_ptr();
-            prefetch(row);
-            // Rows past the last repeat it: their activations are zero.
-            let row = &w.row(k.min(depth - 1))[column..column + columns];
-            // SAFETY: the mask leaves only elements inside the row.
-            _mm512_xor_si512(unsafe { _mm512_maskz_loadu_epi8(mask, row.as_ptr()) }, flip)
-        });
+    let groups = terms.div_ceil(4);
+    for (four, panel) in lines.chunks_exact(4 * 64).zip(panel).take(groups) {
+        let mut rows = [flip; 4];
+        for i in 0..4 {
+            // SAFETY: four lines of 64 bytes.
+            rows[i] = _mm512_xor_si512(unsafe { _mm512_loadu_si512(four.as_ptr().add(i * 64).cast()) }, flip);
+        }
+        let [a, b, c, d] = rows;
         let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
         panel[0] = _mm512_unpacklo_epi16(ab, cd);
         panel[1] = _mm512_unpackhi_epi16(ab, cd);
@@ -280,6 +341,7 @@ fn pack(w: Block<'_, i8>, start: usize, terms: usize, column: usize, columns: us
         panel[2] = _mm512_unpacklo_epi16(ab, cd);
         panel[3] = _mm512_unpackhi_epi16(ab, cd);
     }
+    groups
 }
 
 /// Adds a panel's products to the sums of `R` activation rows; returns `R`.
@@ -293,7 +355,11 @@ fn i8_packed<const R: usize>(
     out: &mut [[__m512i; 4]],
 ) -> usize {
     assert!(codes.len() >= (R - 1) * stride + groups * 4);
-    let mut acc: [[__m512i; 4]; R] = from_fn(|r| out[r]);
+    let out = &mut out[..R];
+    let mut acc = [[_mm512_setzero_si512(); 4]; R];
+    for r in 0..R {
+        acc[r] = out[r];
+    }
     for (group, w) in panel[..groups].iter().enumerate() {
         for r in 0..R {
             // SAFETY: four codes of row r, inside the slice by the assertion above.
@@ -304,7 +370,9 @@ fn i8_packed<const R: usize>(
             }
         }
     }
-    out[..R].copy_from_slice(&acc);
+    for r in 0..R {
+        out[r] = acc[r];
+    }
     R
 }
 
@@ -317,13 +385,57 @@ enum Source<'a> {
     Scaled(&'a [i8], f32),
 }
 
-/// Pairs of outputs that a block computes together.
+impl<'a> Source<'a> {
+    /// Where term `at` lies, and the bytes of a term.
+    fn address(&self, at: usize) -> (*const u8, usize) {
+        match self {
+            Self::Bf16(row) => (row.as_ptr().wrapping_add(at).cast(), size_of::<bf16>()),
+            Self::Scaled(row, _) => (row.as_ptr().wrapping_add(at).cast(), size_of::<i8>()),
+        }
+    }
+}
+
+/// Pairs of outputs whose sums are in registers together.
 const PAIRS: usize = 3;
+/// Groups of so many pairs that a block of outputs holds: activations are read once for all of them.
+const GROUPS: usize = 4;
+/// Outputs of a block.
+const OUTPUTS: usize = 2 * PAIRS * GROUPS;
 /// Terms that are widened together.
 const TERMS: usize = 256;
 
 /// Widened weights: for each eight terms, the lanes of two outputs side by side, for each pair.
 type Panel = [[__m512; PAIRS]; TERMS / LANES];
+
+/// Activation rows in groups of up to eight, each group by eight terms, row by row: as [`dot_block`] reads them. The
+/// last terms are filled up with zeros.
+struct Packed {
+    /// First row and rows of a group, and where its values begin.
+    groups: Vec<(usize, usize, usize)>,
+    values: Aligned<f32>,
+}
+
+impl Packed {
+    fn new(x: &[f32], depth: usize) -> Self {
+        let (rows, steps) = (x.len() / depth, depth.div_ceil(LANES));
+        let mut values = Aligned::zeros(rows * steps * LANES);
+        let mut groups = Vec::new();
+        let mut first = 0;
+        while first < rows {
+            let size = [8, 4, 2, 1].into_iter().find(|&size| size <= rows - first).unwrap_or(1);
+            let start = first * steps * LANES;
+            for r in 0..size {
+                let row = &x[(first + r) * depth..][..depth];
+                for (step, terms) in row.chunks(LANES).enumerate() {
+                    values[start + (step * size + r) * LANES..][..terms.len()].copy_from_slice(terms);
+                }
+            }
+            groups.push((first, size, start));
+            first += size;
+        }
+        Self { groups, values }
+    }
+}
 
 /// Products with weights that lie output by output.
 #[inline]
@@ -332,160 +444,173 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
     if depth == 0 || outputs == 0 {
         return out.fill(0.0);
     }
+    let packed = Packed::new(x, depth);
     let rows = x.len() / depth;
     let mut panel: Panel = [[_mm512_setzero_ps(); PAIRS]; TERMS / LANES];
-    let mut acc = vec![[_mm512_setzero_ps(); PAIRS]; rows];
-    for start in (0..outputs).step_by(2 * PAIRS) {
+    // [group of outputs][row][pair]
+    let mut acc = vec![[_mm512_setzero_ps(); PAIRS]; GROUPS * rows];
+    let mut ahead = Vec::new();
+    for start in (0..outputs).step_by(OUTPUTS) {
         acc.fill([_mm512_setzero_ps(); PAIRS]);
         // Outputs past the last repeat it and are not stored.
-        let weights: [Source<'a>; 2 * PAIRS] = from_fn(|j| source((start + j).min(outputs - 1)));
-        let pairs = (outputs - start).div_ceil(2).min(PAIRS);
+        let row = |n: usize| source(n.min(outputs - 1));
+        let groups = (outputs - start).div_ceil(2 * PAIRS).min(GROUPS);
         for at in (0..depth).step_by(TERMS) {
             let terms = TERMS.min(depth - at);
-            for pair in 0..pairs {
-                widen(weights[2 * pair], weights[2 * pair + 1], at, terms, &mut panel, pair);
+            // What comes next: later terms of these outputs, or the first ones of the next.
+            ahead.clear();
+            let (next, from) = if at + terms < depth { (start, at + terms) } else { (start + OUTPUTS, 0) };
+            for j in 0..OUTPUTS {
+                let (address, bytes) = row(next + j).address(from);
+                ahead.extend((0..TERMS * bytes).step_by(64).map(|line| address.wrapping_add(line)));
             }
-            let mut first = 0;
-            while first < rows {
-                let (x, acc) = (&x[first * depth + at..], &mut acc[first..]);
-                first += match acc.len() {
-                    1 => dot_block::<1>(x, depth, terms, &panel, acc),
-                    2 | 3 => dot_block::<2>(x, depth, terms, &panel, acc),
-                    4..=7 => dot_block::<4>(x, depth, terms, &panel, acc),
-                    _ => dot_block::<8>(x, depth, terms, &panel, acc),
-                };
+            let passes = groups * packed.groups.len();
+            let mut ahead = ahead.chunks(ahead.len().div_ceil(passes));
+            for (group, acc) in acc.chunks_exact_mut(rows).enumerate().take(groups) {
+                for pair in 0..PAIRS {
+                    let n = start + 2 * (group * PAIRS + pair);
+                    widen(row(n), row(n + 1), at, terms, &mut panel, pair);
+                }
+                for &(first, size, values) in &packed.groups {
+                    let x = &packed.values[values + at * size..];
+                    let (acc, ahead) = (&mut acc[first..first + size], ahead.next().unwrap_or_default());
+                    match size {
+                        1 => dot_block::<1>(x, terms, &panel, acc, ahead),
+                        2 => dot_block::<2>(x, terms, &panel, acc, ahead),
+                        4 => dot_block::<4>(x, terms, &panel, acc, ahead),
+                        _ => dot_block::<8>(x, terms, &panel, acc, ahead),
+                    }
+                }
             }
         }
-        for (acc, out) in acc.iter().zip(out.chunks_exact_mut(outputs)) {
-            for (pair, out) in out[start..].chunks_mut(2).take(pairs).enumerate() {
-                for (out, sum) in out.iter_mut().zip(trees(acc[pair])) {
-                    *out = sum;
+        for (group, acc) in acc.chunks_exact(rows).enumerate().take(groups) {
+            let first = start + group * 2 * PAIRS;
+            for (acc, out) in acc.iter().zip(out.chunks_exact_mut(outputs)) {
+                for (pair, out) in acc.iter().zip(out[first..].chunks_mut(2)) {
+                    for (out, sum) in out.iter_mut().zip(trees(*pair)) {
+                        *out = sum;
+                    }
                 }
             }
         }
     }
 }
 
-/// Widens `terms` weights of two outputs from term `at` on, and prefetches what comes next of them.
+/// Widens `terms` weights of two outputs from term `at` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn widen(a: Source<'_>, b: Source<'_>, at: usize, terms: usize, panel: &mut Panel, pair: usize) {
-    let whole = terms - terms % LANES;
-    // The last terms are read into a padded copy; the padding is never added.
     match (a, b) {
         (Source::Bf16(a), Source::Bf16(b)) => {
-            prefetch_terms(a, at + terms);
-            prefetch_terms(b, at + terms);
-            let (a, b) = (&a[at..at + terms], &b[at..at + terms]);
-            for k in (0..whole).step_by(LANES) {
-                panel[k / LANES][pair] = widen_bf16(&a[k..k + LANES], &b[k..k + LANES]);
-            }
-            if whole < terms {
-                let (mut last_a, mut last_b) = ([bf16::ZERO; LANES], [bf16::ZERO; LANES]);
-                last_a[..terms - whole].copy_from_slice(&a[whole..]);
-                last_b[..terms - whole].copy_from_slice(&b[whole..]);
-                panel[whole / LANES][pair] = widen_bf16(&last_a, &last_b);
-            }
+            widen_rows(&a[at..at + terms], &b[at..at + terms], bf16::ZERO, panel, pair, |a, b| {
+                // SAFETY: eight BF16 values are 128 bits each.
+                let (a, b) = unsafe { (_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast())) };
+                let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(both)))
+            });
         }
         (Source::Scaled(a, scale_a), Source::Scaled(b, scale_b)) => {
-            prefetch_terms(a, at + terms);
-            prefetch_terms(b, at + terms);
-            let (a, b) = (&a[at..at + terms], &b[at..at + terms]);
             let scale = _mm512_insertf32x8::<1>(_mm512_set1_ps(scale_a), _mm256_set1_ps(scale_b));
-            for k in (0..whole).step_by(LANES) {
-                panel[k / LANES][pair] = widen_scaled(&a[k..k + LANES], &b[k..k + LANES], scale);
-            }
-            if whole < terms {
-                let (mut last_a, mut last_b) = ([0; LANES], [0; LANES]);
-                last_a[..terms - whole].copy_from_slice(&a[whole..]);
-                last_b[..terms - whole].copy_from_slice(&b[whole..]);
-                panel[whole / LANES][pair] = widen_scaled(&last_a, &last_b, scale);
-            }
+            widen_rows(&a[at..at + terms], &b[at..at + terms], 0, panel, pair, |a, b| {
+                // SAFETY: eight codes are 64 bits each.
+                let (a, b) = unsafe { (_mm_loadl_epi64(a.cast()), _mm_loadl_epi64(b.cast())) };
+                let codes = _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b));
+                // BF16_RNE(f32(code) * scale). Veltkamp's splitting leaves the upper 8 of 24 bits, rounded to nearest,
+                // ties to even, where neither overflow nor subnormal numbers come in its way.
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scale);
+                let spread = _mm512_mul_ps(product, _mm512_set1_ps(65537.0));
+                _mm512_sub_ps(spread, _mm512_sub_ps(spread, product))
+            });
         }
         // All rows of a product come from one source.
         _ => {}
     }
 }
 
-/// Prefetches what a later call of [`widen`] reads. An address past the row is often where the next row begins.
-#[inline(always)]
-fn prefetch_terms<T>(row: &[T], at: usize) {
-    for line in (0..TERMS * size_of::<T>()).step_by(64) {
-        prefetch(row.as_ptr().wrapping_add(at).wrapping_byte_add(line));
+/// Fills a pair's column of the panel: `eight` widens eight weights of each row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn widen_rows<T: Copy>(
+    a: &[T],
+    b: &[T],
+    zero: T,
+    panel: &mut Panel,
+    pair: usize,
+    eight: impl Fn(*const T, *const T) -> __m512,
+) {
+    let whole = a.len() / LANES;
+    assert!(a.len() == b.len());
+    for (step, panel) in panel[..whole].iter_mut().enumerate() {
+        panel[pair] = eight(a.as_ptr().wrapping_add(step * LANES), b.as_ptr().wrapping_add(step * LANES));
+    }
+    let rest = a.len() % LANES;
+    if rest > 0 {
+        // The last terms are read from a padded copy; the padding is never added.
+        let (mut last_a, mut last_b) = ([zero; LANES], [zero; LANES]);
+        last_a[..rest].copy_from_slice(&a[whole * LANES..]);
+        last_b[..rest].copy_from_slice(&b[whole * LANES..]);
+        panel[whole][pair] = eight(last_a.as_ptr(), last_b.as_ptr());
     }
 }
 
-/// Asks for a cache line.
+/// Asks for a cache line in the second level: lines of different rows often share the few sets of the first.
 #[inline(always)]
 fn prefetch<T>(address: *const T) {
     // Not an unsafe function in every release of the standard library.
     #[allow(unused_unsafe)]
     // SAFETY: prefetching reads nothing and never faults, whatever the address.
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn widen_bf16(a: &[bf16], b: &[bf16]) -> __m512 {
-    assert!(a.len() == LANES && b.len() == LANES);
-    // SAFETY: eight BF16 values are 128 bits each.
-    let (a, b) = unsafe { (_mm_loadu_si128(a.as_ptr().cast()), _mm_loadu_si128(b.as_ptr().cast())) };
-    let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
-    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(both)))
-}
-
-/// `BF16_RNE(f32(code) * scale)`, widened.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn widen_scaled(a: &[i8], b: &[i8], scale: __m512) -> __m512 {
-    assert!(a.len() == LANES && b.len() == LANES);
-    // SAFETY: eight codes are 64 bits each.
-    let (a, b) = unsafe { (_mm_loadl_epi64(a.as_ptr().cast()), _mm_loadl_epi64(b.as_ptr().cast())) };
-    let codes = _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b));
-    let bits = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(codes), scale));
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
-    _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xFFFF_0000_u32 as i32)))
-}
-
-/// Adds a panel's products to the lanes of `R` activation rows; returns `R`.
+/// Adds a panel's products to the lanes of `R` activation rows, and prefetches the lines `ahead` meanwhile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn dot_block<const R: usize>(
     x: &[f32],
-    stride: usize,
     terms: usize,
     panel: &Panel,
     out: &mut [[__m512; PAIRS]],
-) -> usize {
-    assert!(x.len() >= (R - 1) * stride + terms);
-    let mut acc: [[__m512; PAIRS]; R] = from_fn(|r| out[r]);
-    let whole = terms / LANES;
+    ahead: &[*const u8],
+) {
+    let (whole, rest) = (terms / LANES, terms % LANES);
+    assert!(x.len() >= terms.div_ceil(LANES) * R * LANES && out.len() == R);
+    let mut acc = [[_mm512_setzero_ps(); PAIRS]; R];
+    for r in 0..R {
+        acc[r] = out[r];
+    }
+    let mut x = x.as_ptr();
     for (step, w) in panel[..whole].iter().enumerate() {
+        if let Some(&line) = ahead.get(step) {
+            prefetch(line);
+        }
         for r in 0..R {
             // SAFETY: eight activations of row r, inside the slice by the assertion above.
-            let x = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(x.as_ptr().add(r * stride + step * LANES)) });
+            let x = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(x.add(r * LANES)) });
             for pair in 0..PAIRS {
                 acc[r][pair] = _mm512_fmadd_ps(x, w[pair], acc[r][pair]);
             }
         }
+        x = x.wrapping_add(R * LANES);
     }
-    if terms % LANES != 0 {
-        let mask = (1u16 << (terms % LANES)) - 1;
+    for &line in ahead.iter().skip(whole) {
+        prefetch(line);
+    }
+    if rest > 0 {
+        let mask = (1u16 << rest) - 1;
         for r in 0..R {
-            let at = r * stride + whole * LANES;
-            // SAFETY: the mask leaves only activations inside the slice.
-            let x = _mm512_broadcast_f32x8(unsafe { _mm256_maskz_loadu_ps(mask as u8, x.as_ptr().add(at)) });
+            // SAFETY: as above.
+            let x = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(x.add(r * LANES)) });
             for pair in 0..PAIRS {
                 // Lanes without a term keep their value: adding zero could turn -0 into +0.
                 acc[r][pair] = _mm512_mask3_fmadd_ps(x, panel[whole][pair], acc[r][pair], mask | mask << LANES);
             }
         }
     }
-    out[..R].copy_from_slice(&acc);
-    R
+    for r in 0..R {
+        out[r] = acc[r];
+    }
 }
 
 /// The tree of adjacent pairs over the eight lanes of each half.
@@ -498,43 +623,46 @@ fn trees(lanes: __m512) -> [f32; 2] {
     [_mm512_cvtss_f32(eights), _mm_cvtss_f32(_mm512_extractf32x4_ps::<2>(eights))]
 }
 
-/// Terms whose weights are widened together, of a product by columns.
-const COLUMN_TERMS: usize = 128;
-
 /// Widened weights of 32 columns.
-type ColumnPanel = [[__m512; 2]; COLUMN_TERMS];
+type ColumnPanel = [[__m512; 2]; STAGED];
 
 /// Products with weights that lie term by term, summed over `L` lanes: term `k` goes to lane `k % L`.
+///
+/// # Safety
+/// `width` BF16 values must be readable from every `row(0..depth)` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn columns<'a, const L: usize>(
+unsafe fn columns<const L: usize>(
     x: &[f32],
     depth: usize,
     width: usize,
-    weights: impl Fn(usize) -> &'a [bf16],
+    row: impl Fn(usize) -> *const bf16,
     out: &mut [f32],
 ) {
     if depth == 0 || width == 0 {
         return out.fill(0.0);
     }
     let rows = x.len() / depth;
-    let blocks = width.div_ceil(32);
-    let mut panel: ColumnPanel = [[_mm512_setzero_ps(); 2]; COLUMN_TERMS];
+    let (bytes, blocks) = (2 * width, width.div_ceil(32));
+    let row = |k: usize| row(k).cast::<u8>();
+    let mut stage = Stage::new(bytes);
+    let mut panel: ColumnPanel = [[_mm512_setzero_ps(); 2]; STAGED];
     // [block][lane][row][2 registers of 16 columns]
     let mut acc = vec![[_mm512_setzero_ps(); 2]; blocks * L * rows];
-    for at in (0..depth).step_by(COLUMN_TERMS) {
-        let terms = COLUMN_TERMS.min(depth - at);
+    for at in (0..depth).step_by(STAGED) {
+        let terms = STAGED.min(depth - at);
+        let next = STAGED.min(depth - at - terms);
+        // SAFETY: as the caller promises.
+        unsafe { stage.fill(terms, bytes, |k| row(at + k)) };
         for (block, acc) in acc.chunks_exact_mut(L * rows).enumerate() {
-            let columns = block * 32..width.min(block * 32 + 32);
-            let mask = if columns.len() == 32 { u32::MAX } else { (1u32 << columns.len()) - 1 };
-            for (k, panel) in panel[..terms].iter_mut().enumerate() {
-                let ahead = weights((at + k + COLUMN_TERMS).min(depth - 1))[columns.start..].as_ptr();
-                prefetch(ahead);
-                let row = &weights(at + k)[columns.clone()];
-                // SAFETY: the mask leaves only weights inside the row.
-                let row = unsafe { _mm512_maskz_loadu_epi16(mask, row.as_ptr().cast()) };
-                let halves = [_mm512_castsi512_si256(row), _mm512_extracti64x4_epi64::<1>(row)];
-                *panel = halves.map(|half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half))));
+            prefetch_part(block, blocks, next, bytes, |k| row(at + terms + k));
+            for (line, panel) in stage.block(block).chunks_exact(64).zip(&mut panel).take(terms) {
+                // SAFETY: a line is twice 32 bytes.
+                let (low, high) = unsafe {
+                    (_mm256_loadu_si256(line.as_ptr().cast()), _mm256_loadu_si256(line[32..].as_ptr().cast()))
+                };
+                panel[0] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(low)));
+                panel[1] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high)));
             }
             for (lane, acc) in acc.chunks_exact_mut(rows).enumerate() {
                 let mut first = 0;
@@ -585,8 +713,12 @@ fn column_block<const R: usize, const L: usize>(
     panel: &ColumnPanel,
     out: &mut [[__m512; 2]],
 ) -> usize {
-    assert!(x.len() >= (R - 1) * stride + terms && terms <= COLUMN_TERMS);
-    let mut acc: [[__m512; 2]; R] = from_fn(|r| out[r]);
+    assert!(x.len() >= (R - 1) * stride + terms && terms <= STAGED);
+    let out = &mut out[..R];
+    let mut acc = [[_mm512_setzero_ps(); 2]; R];
+    for r in 0..R {
+        acc[r] = out[r];
+    }
     for k in (lane..terms).step_by(L) {
         let w = panel[k];
         for r in 0..R {
@@ -595,7 +727,9 @@ fn column_block<const R: usize, const L: usize>(
             acc[r] = [_mm512_fmadd_ps(x, w[0], acc[r][0]), _mm512_fmadd_ps(x, w[1], acc[r][1])];
         }
     }
-    out[..R].copy_from_slice(&acc);
+    for r in 0..R {
+        out[r] = acc[r];
+    }
     R
 }
 
@@ -607,7 +741,9 @@ fn i8_burst(steps: u64) -> u64 {
     let mut acc: [__m512i; CHAINS] = from_fn(|i| _mm512_set1_epi32(i as i32));
     let (x, w) = std::hint::black_box((_mm512_set1_epi8(3), _mm512_set1_epi8(5)));
     for _ in 0..steps {
-        acc = acc.map(|acc| _mm512_dpbusd_epi32(acc, w, x));
+        for acc in &mut acc {
+            *acc = _mm512_dpbusd_epi32(*acc, w, x);
+        }
     }
     std::hint::black_box(acc);
     steps * (CHAINS * 64) as u64
@@ -618,7 +754,9 @@ fn f32_burst(steps: u64) -> u64 {
     let mut acc: [__m512; CHAINS] = from_fn(|i| _mm512_set1_ps(i as f32));
     let (x, w) = std::hint::black_box((_mm512_set1_ps(0.5), _mm512_set1_ps(1.0)));
     for _ in 0..steps {
-        acc = acc.map(|acc| _mm512_fmadd_ps(acc, x, w));
+        for acc in &mut acc {
+            *acc = _mm512_fmadd_ps(*acc, x, w);
+        }
     }
     std::hint::black_box(acc);
     steps * (CHAINS * 16) as u64

@@ -46,6 +46,20 @@ impl<'a, T> Block<'a, T> {
         self.0.clone().index_axis_move(Axis(0), index).to_slice().unwrap_or_default()
     }
 
+    /// The first element of the first row; row `r` begins `r * stride()` elements further.
+    #[must_use]
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *const T {
+        self.0.as_ptr()
+    }
+
+    /// Elements from one row to the next.
+    #[must_use]
+    #[inline(always)]
+    pub fn stride(&self) -> isize {
+        self.0.strides()[0]
+    }
+
     /// `count` rows from `start` on.
     ///
     /// # Panics

@@ -7,13 +7,24 @@ use rayon::prelude::*;
 
 use super::level::{Block, Kernels, kernels};
 use super::ordered::{exact_tile, ordered_tile};
-use super::sum::SumOrder;
+use super::sum::{LANES, SumOrder};
 use crate::inputs::DownWeight;
 
-/// Output columns of one INT8 tile.
-const I8_TILE: usize = 256;
-/// Output columns of one BF16 tile.
-const BF16_TILE: usize = 64;
+/// Outputs of a tile whose weights are summed in an order of a device's.
+const ORDERED_TILE: usize = 64;
+
+/// Outputs of a tile, of `outputs` in all: at most about `most`, and as many tiles as divide evenly among threads.
+/// Only time depends on it.
+fn tile_width(outputs: usize, most: usize) -> usize {
+    let tiles = outputs.div_ceil(most.max(1)).next_multiple_of(rayon::current_num_threads());
+    outputs.div_ceil(tiles).next_multiple_of(64)
+}
+
+/// Bytes of sums that a tile may hold while it reads weights that lie term by term: they are read and written again and
+/// again, and should stay in a core's own cache.
+const COLUMNS_SUMS: usize = 3 << 18;
+/// Outputs of a tile whose weights lie output by output.
+const OUTPUTS_TILE: usize = 1536;
 
 /// For each row the index of the first row with the same elements, and the list of those first rows.
 /// Replicated padding rows are then computed once.
@@ -90,7 +101,11 @@ pub fn matmul_i8_on(level: &dyn Kernels, x: ArrayView2<'_, i8>, w: ArrayView2<'_
     };
     let (of_row, first) = distinct_rows(x);
     let codes: Vec<i8> = first.iter().flat_map(|&row| x.row(row).to_vec()).collect();
-    by_columns(&of_row, first.len(), w.ncols(), I8_TILE, |start, width, out| match layout {
+    let most = match layout {
+        Layout::Columns(_) => COLUMNS_SUMS / (first.len() * size_of::<i32>()).max(1),
+        Layout::Outputs(_) => OUTPUTS_TILE,
+    };
+    by_columns(&of_row, first.len(), w.ncols(), tile_width(w.ncols(), most), |start, width, out| match layout {
         Layout::Columns(block) => level.i8_columns(&codes, block.some_columns(start, width), out),
         Layout::Outputs(block) => level.i8_outputs(&codes, block.some_rows(start, width), out),
     })
@@ -109,37 +124,66 @@ pub fn matmul_down(x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) 
     matmul_down_on(kernels(), x, w, order)
 }
 
+/// How a product's weights are read.
+enum Reading<'a> {
+    /// Where they lie, term by term.
+    Columns(Block<'a, bf16>),
+    /// Where they lie, output by output.
+    Outputs(Block<'a, bf16>),
+    /// Where their codes lie, output by output.
+    Scaled(Block<'a, i8>, &'a [f32]),
+    /// In copied tiles: other layouts, and orders that no level knows.
+    Tiles,
+}
+
+impl<'a> Reading<'a> {
+    /// How to read `w` for sums in `order`.
+    fn of(w: DownWeight<'a>, order: &SumOrder) -> Self {
+        match (w, order) {
+            (DownWeight::Bf16(w), SumOrder::Canonical) => match Layout::of(w) {
+                Some(Layout::Columns(block)) => Self::Columns(block),
+                Some(Layout::Outputs(block)) => Self::Outputs(block),
+                None => Self::Tiles,
+            },
+            (DownWeight::Int8 { codes, scale }, SumOrder::Canonical) => match (Layout::of(codes), scale.to_slice()) {
+                (Some(Layout::Outputs(block)), Some(scale)) => Self::Scaled(block, scale),
+                _ => Self::Tiles,
+            },
+            _ => Self::Tiles,
+        }
+    }
+
+    /// Outputs of a tile, of `outputs` in all, over `rows` activation rows.
+    fn tile(&self, outputs: usize, rows: usize) -> usize {
+        match self {
+            Self::Columns(_) => tile_width(outputs, COLUMNS_SUMS / (rows * LANES * size_of::<f32>()).max(1)),
+            Self::Outputs(_) | Self::Scaled(..) => tile_width(outputs, OUTPUTS_TILE),
+            Self::Tiles => ORDERED_TILE,
+        }
+    }
+}
+
 /// [`matmul_down`] on a level of the caller's choice.
 #[must_use]
 pub fn matmul_down_on(level: &dyn Kernels, x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) -> Array2<f32> {
-    let distinct = Distinct::of(x);
-    let columns = w.dim().1;
-    let canonical = matches!(order, SumOrder::Canonical);
-    // What no level reads where it lies: other orders, other layouts.
-    let by_tile = |start: usize, width: usize, out: &mut [f32]| {
-        let tile = w.columns(start..start + width);
-        let tile = tile.as_standard_layout();
-        if let Some(block) = Block::new(tile.view()) {
-            match order {
-                SumOrder::Canonical => level.bf16_columns(&distinct.values, block, out),
-                order => ordered_tile(&distinct.transposed, block, order, out),
+    let Distinct { of_row, rows, values, transposed } = Distinct::of(x);
+    let (columns, reading) = (w.dim().1, Reading::of(w, order));
+    by_columns(&of_row, rows, columns, reading.tile(columns, rows), |start, width, out| match reading {
+        Reading::Columns(block) => level.bf16_columns(&values, block.some_columns(start, width), out),
+        Reading::Outputs(block) => level.bf16_outputs(&values, block.some_rows(start, width), out),
+        Reading::Scaled(block, scale) => {
+            level.scaled_outputs(&values, block.some_rows(start, width), &scale[start..start + width], out);
+        }
+        Reading::Tiles => {
+            let tile = w.columns(start..start + width);
+            let tile = tile.as_standard_layout();
+            if let Some(block) = Block::new(tile.view()) {
+                match order {
+                    SumOrder::Canonical => level.bf16_columns(&values, block, out),
+                    order => ordered_tile(&transposed, block, order, out),
+                }
             }
         }
-    };
-    by_columns(&distinct.of_row, distinct.rows, columns, BF16_TILE, |start, width, out| match w {
-        DownWeight::Bf16(w) if canonical => match Layout::of(w) {
-            Some(Layout::Columns(block)) => level.bf16_columns(&distinct.values, block.some_columns(start, width), out),
-            Some(Layout::Outputs(block)) => level.bf16_outputs(&distinct.values, block.some_rows(start, width), out),
-            None => by_tile(start, width, out),
-        },
-        DownWeight::Int8 { codes, scale } if canonical => match (Layout::of(codes), scale.to_slice()) {
-            (Some(Layout::Outputs(block)), Some(scale)) => {
-                let scale = &scale[start..start + width];
-                level.scaled_outputs(&distinct.values, block.some_rows(start, width), scale, out);
-            }
-            _ => by_tile(start, width, out),
-        },
-        _ => by_tile(start, width, out),
     })
 }
 
@@ -171,7 +215,7 @@ impl Distinct {
 #[must_use]
 pub fn exact_bf16_product(x: ArrayView2<'_, f32>, w: DownWeight<'_>) -> (Array2<f64>, Array2<f64>) {
     let distinct = Distinct::of(x);
-    let both = by_columns(&distinct.of_row, distinct.rows, w.dim().1, BF16_TILE, |start, width, out| {
+    let both = by_columns(&distinct.of_row, distinct.rows, w.dim().1, ORDERED_TILE, |start, width, out| {
         let tile = w.columns(start..start + width);
         let tile = tile.as_standard_layout();
         if let Some(block) = Block::new(tile.view()) {

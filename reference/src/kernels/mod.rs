@@ -5,6 +5,8 @@
 //! width or on a thread count: work is split over output columns, never over a sum.
 
 #[cfg(target_arch = "x86_64")]
+mod aligned;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod level;
 pub mod matmul;
