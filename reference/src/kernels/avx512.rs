@@ -57,7 +57,7 @@ impl Kernels for Avx512 {
     fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
         let (first, stride) = (w.as_ptr(), w.stride());
         // SAFETY: as above; row k of the block begins k strides after the first.
-        unsafe { columns::<LANES>(x, w.rows(), w.width(), |k| first.offset(k as isize * stride), out) }
+        unsafe { columns::<LANES>(x, w.rows(), w.width(), |k| first.wrapping_offset(k as isize * stride), out) }
     }
 
     fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
@@ -248,17 +248,36 @@ impl Stage {
     }
 }
 
-/// Prefetches the `part`-th of `parts` parts of rows that are staged next, row by row.
-#[inline]
-fn prefetch_part(part: usize, parts: usize, terms: usize, bytes: usize, row: impl Fn(usize) -> *const u8) {
-    let lines = bytes.div_ceil(64);
-    let (first, end) = (terms * lines * part / parts, terms * lines * (part + 1) / parts);
-    let (mut term, mut line) = (first / lines, first % lines);
-    for _ in first..end {
-        prefetch(row(term).wrapping_add(line * 64));
-        line += 1;
-        if line == lines {
-            (term, line) = (term + 1, 0);
+/// The lines of rows that are staged next, to be prefetched one by one while others are computed with.
+struct Ahead {
+    line: *const u8,
+    /// Lines of a row, and those left of the present one.
+    lines: usize,
+    rest: usize,
+    /// Bytes from the end of a row's part to the start of the next one's.
+    gap: isize,
+    left: usize,
+}
+
+impl Ahead {
+    /// `terms` rows of `bytes` from `first` on, `stride` bytes apart.
+    fn new(first: *const u8, stride: isize, terms: usize, bytes: usize) -> Self {
+        let lines = bytes.div_ceil(64);
+        Self { line: first, lines, rest: lines, gap: stride - 64 * lines as isize, left: terms * lines }
+    }
+
+    /// Prefetches the next `count` lines.
+    #[inline(always)]
+    fn go(&mut self, count: usize) {
+        for _ in 0..count.min(self.left) {
+            prefetch(self.line);
+            self.line = self.line.wrapping_add(64);
+            self.rest -= 1;
+            if self.rest == 0 {
+                self.line = self.line.wrapping_offset(self.gap);
+                self.rest = self.lines;
+            }
+            self.left -= 1;
         }
     }
 }
@@ -278,6 +297,8 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let padded = depth.next_multiple_of(4);
     let codes = Aligned::rows(x, depth, padded);
     let row = |k: usize| w.as_ptr().wrapping_offset(k as isize * w.stride()).cast::<u8>();
+    // Lines to prefetch with each group of four terms.
+    let share = 4usize.div_ceil(rows.div_ceil(4));
     let mut stage = Stage::new(width);
     let mut panel: I8Panel = [[_mm512_setzero_si512(); 4]; STAGED / 4];
     // [block][row][4 registers of 16 columns]
@@ -287,18 +308,18 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
         let next = STAGED.min(depth - start - terms);
         // SAFETY: rows start..start + terms of the block are `width` bytes long.
         unsafe { stage.fill(terms, width, |k| row(start + k)) };
+        let mut ahead = Ahead::new(row(start + terms), w.stride(), next, width);
         for (block, acc) in acc.chunks_exact_mut(rows).enumerate() {
-            prefetch_part(block, blocks, next, width, |k| row(start + terms + k));
             let groups = pack(stage.block(block), terms, &mut panel);
             let mut first = 0;
             while first < rows {
                 let codes = &codes[first * padded + start..];
                 let acc = &mut acc[first..];
                 first += match acc.len() {
-                    1 => i8_packed::<1>(codes, padded, groups, &panel, acc),
-                    2 => i8_packed::<2>(codes, padded, groups, &panel, acc),
-                    3 => i8_packed::<3>(codes, padded, groups, &panel, acc),
-                    _ => i8_packed::<4>(codes, padded, groups, &panel, acc),
+                    1 => i8_packed::<1>(codes, padded, groups, &panel, acc, &mut ahead, share),
+                    2 => i8_packed::<2>(codes, padded, groups, &panel, acc, &mut ahead, share),
+                    3 => i8_packed::<3>(codes, padded, groups, &panel, acc, &mut ahead, share),
+                    _ => i8_packed::<4>(codes, padded, groups, &panel, acc, &mut ahead, share),
                 };
             }
         }
@@ -353,6 +374,8 @@ fn i8_packed<const R: usize>(
     groups: usize,
     panel: &I8Panel,
     out: &mut [[__m512i; 4]],
+    ahead: &mut Ahead,
+    share: usize,
 ) -> usize {
     assert!(codes.len() >= (R - 1) * stride + groups * 4);
     let out = &mut out[..R];
@@ -361,6 +384,7 @@ fn i8_packed<const R: usize>(
         acc[r] = out[r];
     }
     for (group, w) in panel[..groups].iter().enumerate() {
+        ahead.go(share);
         for r in 0..R {
             // SAFETY: four codes of row r, inside the slice by the assertion above.
             let four = unsafe { codes.as_ptr().add(r * stride + group * 4).cast::<i32>().read_unaligned() };
@@ -567,13 +591,7 @@ fn prefetch<T>(address: *const T) {
 /// Adds a panel's products to the lanes of `R` activation rows, and prefetches the lines `ahead` meanwhile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn dot_block<const R: usize>(
-    x: &[f32],
-    terms: usize,
-    panel: &Panel,
-    out: &mut [[__m512; PAIRS]],
-    ahead: &[*const u8],
-) {
+fn dot_block<const R: usize>(x: &[f32], terms: usize, panel: &Panel, out: &mut [[__m512; PAIRS]], ahead: &[*const u8]) {
     let (whole, rest) = (terms / LANES, terms % LANES);
     assert!(x.len() >= terms.div_ceil(LANES) * R * LANES && out.len() == R);
     let mut acc = [[_mm512_setzero_ps(); PAIRS]; R];
@@ -654,8 +672,10 @@ unsafe fn columns<const L: usize>(
         let next = STAGED.min(depth - at - terms);
         // SAFETY: as the caller promises.
         unsafe { stage.fill(terms, bytes, |k| row(at + k)) };
+        // Rows that lie anywhere are few, and then nothing comes next.
+        let stride = if next > 0 { row(at + 1) as isize - row(at) as isize } else { 0 };
+        let mut ahead = Ahead::new(if next > 0 { row(at + terms) } else { row(at) }, stride, next, bytes);
         for (block, acc) in acc.chunks_exact_mut(L * rows).enumerate() {
-            prefetch_part(block, blocks, next, bytes, |k| row(at + terms + k));
             for (line, panel) in stage.block(block).chunks_exact(64).zip(&mut panel).take(terms) {
                 // SAFETY: a line is twice 32 bytes.
                 let (low, high) = unsafe {
@@ -669,10 +689,10 @@ unsafe fn columns<const L: usize>(
                 while first < rows {
                     let (x, acc) = (&x[first * depth + at..], &mut acc[first..]);
                     first += match acc.len() {
-                        1 => column_block::<1, L>(x, depth, lane, terms, &panel, acc),
-                        2 | 3 => column_block::<2, L>(x, depth, lane, terms, &panel, acc),
-                        4..=7 => column_block::<4, L>(x, depth, lane, terms, &panel, acc),
-                        _ => column_block::<8, L>(x, depth, lane, terms, &panel, acc),
+                        1 => column_block::<1, L>(x, depth, lane, terms, &panel, acc, &mut ahead),
+                        2 | 3 => column_block::<2, L>(x, depth, lane, terms, &panel, acc, &mut ahead),
+                        4..=7 => column_block::<4, L>(x, depth, lane, terms, &panel, acc, &mut ahead),
+                        _ => column_block::<8, L>(x, depth, lane, terms, &panel, acc, &mut ahead),
                     };
                 }
             }
@@ -712,6 +732,7 @@ fn column_block<const R: usize, const L: usize>(
     terms: usize,
     panel: &ColumnPanel,
     out: &mut [[__m512; 2]],
+    ahead: &mut Ahead,
 ) -> usize {
     assert!(x.len() >= (R - 1) * stride + terms && terms <= STAGED);
     let out = &mut out[..R];
@@ -720,6 +741,7 @@ fn column_block<const R: usize, const L: usize>(
         acc[r] = out[r];
     }
     for k in (lane..terms).step_by(L) {
+        ahead.go(1);
         let w = panel[k];
         for r in 0..R {
             // SAFETY: the activation of row r and term k, inside the slice by the assertion above.

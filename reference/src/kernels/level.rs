@@ -129,6 +129,10 @@ pub fn levels() -> &'static [Box<dyn Kernels>] {
     LEVELS.get_or_init(|| {
         let mut levels: Vec<Box<dyn Kernels>> = vec![Box::new(Plain)];
         #[cfg(target_arch = "x86_64")]
+        if let Some(level) = super::avx2::Avx2::new() {
+            levels.push(Box::new(level));
+        }
+        #[cfg(target_arch = "x86_64")]
         if let Some(level) = super::avx512::Avx512::new() {
             levels.push(Box::new(level));
         }

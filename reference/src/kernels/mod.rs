@@ -7,6 +7,8 @@
 #[cfg(target_arch = "x86_64")]
 mod aligned;
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod level;
 pub mod matmul;

@@ -1,0 +1,647 @@
+//! The AVX2 level, with FMA. INT8 products multiply the magnitude of a weight (128 at most, unsigned) with the activation
+//! that has taken over its sign; a pair of them is at most 2 * 128 * 127, which fits 16 bits, so that no sum saturates.
+//! FP32 sums hold the eight canonical lanes of an output in one register, or one lane of eight columns. Weights are
+//! widened into a small panel that all activation rows share.
+
+use std::arch::x86_64::*;
+use std::array::from_fn;
+
+use half::bf16;
+
+use super::aligned::Aligned;
+use super::level::{Block, Kernels};
+use super::plain::Plain;
+use super::sum::LANES;
+
+/// AVX2 with FMA.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// The level, where the CPU has it.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
+    }
+}
+
+impl Kernels for Avx2 {
+    fn name(&self) -> &'static str {
+        "avx2"
+    }
+
+    fn needs(&self) -> &'static str {
+        "AVX2 and FMA"
+    }
+
+    fn i8_outputs(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+        // SAFETY: a value of this type exists only where the CPU has these instructions.
+        unsafe { i8_outputs(x, w, out) }
+    }
+
+    fn i8_columns(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+        // SAFETY: as above.
+        unsafe { i8_columns(x, w, out) }
+    }
+
+    fn bf16_outputs(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+        // SAFETY: as above.
+        unsafe { dots(x, w.width(), w.rows(), |n| Source::Bf16(w.row(n)), out) }
+    }
+
+    fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+        let (first, stride) = (w.as_ptr(), w.stride());
+        // SAFETY: as above; row k of the block begins k strides after the first.
+        unsafe { columns::<LANES>(x, w.rows(), w.width(), |k| first.wrapping_offset(k as isize * stride), out) }
+    }
+
+    fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
+        if scale.iter().any(|&scale| scale != 0.0 && !(1e-30..1e30).contains(&scale.abs())) {
+            // The rounding below is for ordinary numbers.
+            return Plain.scaled_outputs(x, w, scale, out);
+        }
+        // SAFETY: as above.
+        unsafe { dots(x, w.width(), w.rows(), |n| Source::Scaled(w.row(n), scale[n]), out) }
+    }
+
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+        let dim = keys.first().map_or(0, |key| key.len());
+        // SAFETY: as above.
+        unsafe { dots(q, dim, keys.len(), |t| Source::Bf16(keys[t]), out) }
+    }
+
+    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
+        let dim = values.first().map_or(0, |value| value.len());
+        // SAFETY: as above.
+        unsafe { columns::<1>(p, values.len(), dim, |t| values[t].as_ptr(), out) }
+    }
+
+    fn i8_burst(&self, steps: u64) -> u64 {
+        // SAFETY: as above.
+        unsafe { i8_burst(steps) }
+    }
+
+    fn f32_burst(&self, steps: u64) -> u64 {
+        // SAFETY: as above.
+        unsafe { f32_burst(steps) }
+    }
+}
+
+/// Outputs that a block of an INT8 product computes together.
+const I8_OUTPUTS: usize = 2;
+
+#[target_feature(enable = "avx2,fma")]
+fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+    let (depth, outputs) = (w.width(), w.rows());
+    if depth == 0 || outputs == 0 {
+        return out.fill(0);
+    }
+    let rows = x.len() / depth;
+    let stride = depth.next_multiple_of(32);
+    let x = Aligned::rows(x, depth, stride);
+    for start in (0..outputs).step_by(I8_OUTPUTS) {
+        // Outputs past the last repeat it and are not stored.
+        let block: [&[i8]; I8_OUTPUTS] = from_fn(|j| w.row((start + j).min(outputs - 1)));
+        let count = I8_OUTPUTS.min(outputs - start);
+        let mut first = 0;
+        while first < rows {
+            let size = (rows - first).min(4);
+            let x = &x[first * stride..];
+            let sums = match size {
+                1 => i8_block::<1>(x, stride, &block),
+                2 => i8_block::<2>(x, stride, &block),
+                3 => i8_block::<3>(x, stride, &block),
+                _ => i8_block::<4>(x, stride, &block),
+            };
+            for (r, sums) in sums.iter().enumerate().take(size) {
+                out[(first + r) * outputs + start..][..count].copy_from_slice(&sums[..count]);
+            }
+            first += size;
+        }
+    }
+}
+
+/// The sums of two outputs over `R` activation rows.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn i8_block<const R: usize>(x: &[i8], stride: usize, w: &[&[i8]; I8_OUTPUTS]) -> [[i32; I8_OUTPUTS]; 4] {
+    let depth = w[0].len();
+    assert!(x.len() >= R * stride && stride >= depth.next_multiple_of(32) && w.iter().all(|row| row.len() == depth));
+    let ones = _mm256_set1_epi16(1);
+    let mut acc = [[_mm256_setzero_si256(); R]; I8_OUTPUTS];
+    let step = |acc: &mut [[__m256i; R]; I8_OUTPUTS], k: usize, w: [__m256i; I8_OUTPUTS]| {
+        for r in 0..R {
+            // SAFETY: x holds R rows of `stride` codes, which is a multiple of 32 and not below depth.
+            let x = unsafe { _mm256_load_si256(x.as_ptr().add(r * stride + k).cast()) };
+            for j in 0..I8_OUTPUTS {
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(x, w[j]));
+                acc[j][r] = _mm256_add_epi32(acc[j][r], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+    };
+    let whole = depth - depth % 32;
+    for k in (0..whole).step_by(32) {
+        let mut weights = [ones; I8_OUTPUTS];
+        for j in 0..I8_OUTPUTS {
+            prefetch(w[j].as_ptr().wrapping_add(k + 1024));
+            // SAFETY: k + 32 <= depth, the length of every row of w.
+            weights[j] = unsafe { _mm256_loadu_si256(w[j].as_ptr().add(k).cast()) };
+        }
+        step(&mut acc, k, weights);
+    }
+    if whole < depth {
+        let mut weights = [ones; I8_OUTPUTS];
+        for j in 0..I8_OUTPUTS {
+            let mut last = [0i8; 32];
+            last[..depth - whole].copy_from_slice(&w[j][whole..]);
+            // SAFETY: 32 codes.
+            weights[j] = unsafe { _mm256_loadu_si256(last.as_ptr().cast()) };
+        }
+        step(&mut acc, whole, weights);
+    }
+    let mut sums = [[0; I8_OUTPUTS]; 4];
+    for r in 0..R {
+        for j in 0..I8_OUTPUTS {
+            let half = _mm_add_epi32(_mm256_castsi256_si128(acc[j][r]), _mm256_extracti128_si256::<1>(acc[j][r]));
+            let quarter = _mm_add_epi32(half, _mm_unpackhi_epi64(half, half));
+            let one = _mm_add_epi32(quarter, _mm_shuffle_epi32::<1>(quarter));
+            sums[r][j] = _mm_cvtsi128_si32(one);
+        }
+    }
+    sums
+}
+
+/// Terms of a product by columns that are staged together.
+const STAGED: usize = 128;
+/// Bytes of a row that a block of columns holds.
+const LINE: usize = 32;
+/// Bytes from one block of a [`Stage`] to the next: one more line than is used, so that blocks do not share cache sets.
+const BLOCK_BYTES: usize = (STAGED + 1) * LINE;
+
+/// Part of a weight matrix that lies term by term, copied out of it so that each run of 32 bytes lies beside that of
+/// the next term. Rows are read in long runs, a few at a time, which is what memory is fast at.
+struct Stage {
+    lines: Aligned<u8>,
+}
+
+impl Stage {
+    /// Room for rows of `bytes`.
+    fn new(bytes: usize) -> Self {
+        Self { lines: Aligned::zeros(bytes.div_ceil(LINE) * BLOCK_BYTES) }
+    }
+
+    /// Copies `terms` rows of `bytes` each; `row(k)` is where row `k` begins.
+    ///
+    /// # Safety
+    /// `bytes` must be readable from every `row(0..terms)` on.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn fill(&mut self, terms: usize, bytes: usize, row: impl Fn(usize) -> *const u8) {
+        assert!(terms <= STAGED && bytes.div_ceil(LINE) * BLOCK_BYTES <= self.lines.len());
+        for first in (0..terms).step_by(4) {
+            for block in 0..bytes / LINE {
+                for k in first..terms.min(first + 4) {
+                    // SAFETY: the line is inside the row and, as asserted above, inside `lines`.
+                    unsafe {
+                        let line = _mm256_loadu_si256(row(k).add(block * LINE).cast());
+                        let to = self.lines.as_mut_ptr().add(block * BLOCK_BYTES + k * LINE);
+                        _mm256_store_si256(to.cast(), line);
+                    }
+                }
+            }
+        }
+        let (whole, rest) = (bytes / LINE, bytes % LINE);
+        for k in 0..if rest > 0 { terms } else { 0 } {
+            // SAFETY: the last bytes of the row.
+            let last = unsafe { std::slice::from_raw_parts(row(k).add(whole * LINE), rest) };
+            self.lines[whole * BLOCK_BYTES + k * LINE..][..rest].copy_from_slice(last);
+        }
+    }
+
+    /// The lines of a block, 32 bytes a term.
+    #[inline(always)]
+    fn block(&self, block: usize) -> &[u8] {
+        &self.lines[block * BLOCK_BYTES..][..STAGED * LINE]
+    }
+}
+
+/// Two terms' weights of each of 32 columns as 16-bit pairs, eight columns a register.
+type I8Panel = [[__m256i; 4]; STAGED / 2];
+
+#[target_feature(enable = "avx2,fma")]
+fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+    let (depth, width) = (w.rows(), w.width());
+    if depth == 0 || width == 0 {
+        return out.fill(0);
+    }
+    let rows = x.len() / depth;
+    let blocks = width.div_ceil(LINE);
+    // Activations as 16-bit numbers, padded to whole pairs with zeros, which add nothing.
+    let padded = depth.next_multiple_of(2);
+    let wide: Vec<i16> = x.iter().map(|&code| i16::from(code)).collect();
+    let codes = Aligned::rows(&wide, depth, padded);
+    let row = |k: usize| w.as_ptr().wrapping_offset(k as isize * w.stride()).cast::<u8>();
+    let mut stage = Stage::new(width);
+    let mut panel: I8Panel = [[_mm256_setzero_si256(); 4]; STAGED / 2];
+    // [block][row][4 registers of 8 columns]
+    let mut acc = vec![[_mm256_setzero_si256(); 4]; blocks * rows];
+    for start in (0..depth).step_by(STAGED) {
+        let terms = STAGED.min(depth - start);
+        // SAFETY: rows start..start + terms of the block are `width` bytes long.
+        unsafe { stage.fill(terms, width, |k| row(start + k)) };
+        for (block, acc) in acc.chunks_exact_mut(rows).enumerate() {
+            let pairs = pack(stage.block(block), terms, &mut panel);
+            let mut first = 0;
+            while first < rows {
+                let (codes, acc) = (&codes[first * padded + start..], &mut acc[first..]);
+                first += match acc.len() {
+                    1 => i8_packed::<1>(codes, padded, pairs, &panel, acc),
+                    _ => i8_packed::<2>(codes, padded, pairs, &panel, acc),
+                };
+            }
+        }
+    }
+    for row in 0..rows {
+        for (block, out) in out[row * width..(row + 1) * width].chunks_mut(LINE).enumerate() {
+            let mut sums = [0i32; LINE];
+            for (j, register) in acc[block * rows + row].into_iter().enumerate() {
+                // SAFETY: eight lanes are stored into eight elements.
+                unsafe { _mm256_storeu_si256(sums[j * 8..j * 8 + 8].as_mut_ptr().cast(), register) };
+            }
+            for (n, out) in out.iter_mut().enumerate() {
+                // Registers 2h and 2h + 1 hold columns 16h..16h + 16: the first the lower four of each eight.
+                let (half, eight, upper, lane) = (n / 16, n % 16 / 8, n % 8 / 4, n % 4);
+                *out = sums[(2 * half + upper) * 8 + eight * 4 + lane];
+            }
+        }
+    }
+}
+
+/// Packs the lines of a block in pairs of terms; returns how many pairs. Lines past the last term hold anything: their
+/// activations are zero.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn pack(lines: &[u8], terms: usize, panel: &mut I8Panel) -> usize {
+    let pairs = terms.div_ceil(2);
+    for (two, panel) in lines.chunks_exact(2 * LINE).zip(panel).take(pairs) {
+        for half in 0..2 {
+            // SAFETY: two lines of twice 16 codes.
+            let (a, b) = unsafe {
+                let at = two.as_ptr().add(half * 16);
+                (_mm_loadu_si128(at.cast()), _mm_loadu_si128(at.add(LINE).cast()))
+            };
+            let (a, b) = (_mm256_cvtepi8_epi16(a), _mm256_cvtepi8_epi16(b));
+            panel[2 * half] = _mm256_unpacklo_epi16(a, b);
+            panel[2 * half + 1] = _mm256_unpackhi_epi16(a, b);
+        }
+    }
+    pairs
+}
+
+/// Adds a panel's products to the sums of `R` activation rows; returns `R`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn i8_packed<const R: usize>(
+    codes: &[i16],
+    stride: usize,
+    pairs: usize,
+    panel: &I8Panel,
+    out: &mut [[__m256i; 4]],
+) -> usize {
+    assert!(codes.len() >= (R - 1) * stride + pairs * 2);
+    let out = &mut out[..R];
+    let mut acc = [[_mm256_setzero_si256(); 4]; R];
+    for r in 0..R {
+        acc[r] = out[r];
+    }
+    for (pair, w) in panel[..pairs].iter().enumerate() {
+        for r in 0..R {
+            // SAFETY: two codes of row r, inside the slice by the assertion above.
+            let two = unsafe { codes.as_ptr().add(r * stride + pair * 2).cast::<i32>().read_unaligned() };
+            let x = _mm256_set1_epi32(two);
+            for j in 0..4 {
+                acc[r][j] = _mm256_add_epi32(acc[r][j], _mm256_madd_epi16(w[j], x));
+            }
+        }
+    }
+    for r in 0..R {
+        out[r] = acc[r];
+    }
+    R
+}
+
+/// A row of weights before it is widened.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// BF16.
+    Bf16(&'a [bf16]),
+    /// INT8 codes and their scale.
+    Scaled(&'a [i8], f32),
+}
+
+/// Outputs whose sums are in registers together.
+const OUTPUTS: usize = 3;
+/// Terms that are widened together.
+const TERMS: usize = 256;
+
+/// Widened weights: for each eight terms, the lanes of each output.
+type Panel = [[__m256; OUTPUTS]; TERMS / LANES];
+
+/// Products with weights that lie output by output.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> Source<'a>, out: &mut [f32]) {
+    if depth == 0 || outputs == 0 {
+        return out.fill(0.0);
+    }
+    let (rows, stride) = (x.len() / depth, depth.next_multiple_of(LANES));
+    let x = Aligned::rows(x, depth, stride);
+    let mut panel: Panel = [[_mm256_setzero_ps(); OUTPUTS]; TERMS / LANES];
+    let mut acc = vec![[_mm256_setzero_ps(); OUTPUTS]; rows];
+    for start in (0..outputs).step_by(OUTPUTS) {
+        acc.fill([_mm256_setzero_ps(); OUTPUTS]);
+        let count = OUTPUTS.min(outputs - start);
+        for at in (0..depth).step_by(TERMS) {
+            let terms = TERMS.min(depth - at);
+            for output in 0..count {
+                widen(source(start + output), at, terms, &mut panel, output);
+            }
+            let mut first = 0;
+            while first < rows {
+                let (x, acc) = (&x[first * stride + at..], &mut acc[first..]);
+                first += match acc.len() {
+                    1 => dot_block::<1>(x, stride, terms, &panel, acc),
+                    2 | 3 => dot_block::<2>(x, stride, terms, &panel, acc),
+                    _ => dot_block::<4>(x, stride, terms, &panel, acc),
+                };
+            }
+        }
+        for (acc, out) in acc.iter().zip(out.chunks_exact_mut(outputs)) {
+            for (lanes, out) in acc.iter().zip(&mut out[start..start + count]) {
+                *out = tree(*lanes);
+            }
+        }
+    }
+}
+
+/// Widens `terms` weights of an output from term `at` on, and prefetches those after them.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn widen(row: Source<'_>, at: usize, terms: usize, panel: &mut Panel, output: usize) {
+    match row {
+        Source::Bf16(row) => widen_row(row, at, terms, bf16::ZERO, panel, output, |eight| {
+            // SAFETY: eight BF16 values are 128 bits.
+            let eight = unsafe { _mm_loadu_si128(eight.cast()) };
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)))
+        }),
+        Source::Scaled(row, scale) => {
+            let (scale, splitter) = (_mm256_set1_ps(scale), _mm256_set1_ps(65537.0));
+            widen_row(row, at, terms, 0, panel, output, |eight| {
+                // SAFETY: eight codes are 64 bits.
+                let codes = _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(eight.cast()) });
+                // BF16_RNE(f32(code) * scale). Veltkamp's splitting leaves the upper 8 of 24 bits, rounded to nearest,
+                // ties to even, where neither overflow nor subnormal numbers come in its way.
+                let product = _mm256_mul_ps(_mm256_cvtepi32_ps(codes), scale);
+                let spread = _mm256_mul_ps(product, splitter);
+                _mm256_sub_ps(spread, _mm256_sub_ps(spread, product))
+            });
+        }
+    }
+}
+
+/// Fills an output's part of the panel: `widen` widens eight weights.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn widen_row<T: Copy>(
+    row: &[T],
+    at: usize,
+    terms: usize,
+    zero: T,
+    panel: &mut Panel,
+    output: usize,
+    widen: impl Fn(*const T) -> __m256,
+) {
+    for line in (0..TERMS * size_of::<T>()).step_by(64) {
+        prefetch(row.as_ptr().wrapping_add(at + terms).wrapping_byte_add(line));
+    }
+    let row = &row[at..at + terms];
+    let (whole, rest) = (terms / LANES, terms % LANES);
+    for (step, panel) in panel[..whole].iter_mut().enumerate() {
+        panel[output] = widen(row.as_ptr().wrapping_add(step * LANES));
+    }
+    if rest > 0 {
+        // The last terms are read from a padded copy; the padding is never added.
+        let mut last = [zero; LANES];
+        last[..rest].copy_from_slice(&row[whole * LANES..]);
+        panel[whole][output] = widen(last.as_ptr());
+    }
+}
+
+/// Adds a panel's products to the lanes of `R` activation rows; returns `R`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn dot_block<const R: usize>(
+    x: &[f32],
+    stride: usize,
+    terms: usize,
+    panel: &Panel,
+    out: &mut [[__m256; OUTPUTS]],
+) -> usize {
+    let (whole, rest) = (terms / LANES, terms % LANES);
+    assert!(x.len() >= (R - 1) * stride + terms.next_multiple_of(LANES));
+    let out = &mut out[..R];
+    let mut acc = [[_mm256_setzero_ps(); OUTPUTS]; R];
+    for r in 0..R {
+        acc[r] = out[r];
+    }
+    for (step, w) in panel[..whole].iter().enumerate() {
+        for r in 0..R {
+            // SAFETY: eight activations of row r, inside the slice by the assertion above.
+            let x = unsafe { _mm256_load_ps(x.as_ptr().add(r * stride + step * LANES)) };
+            for output in 0..OUTPUTS {
+                acc[r][output] = _mm256_fmadd_ps(x, w[output], acc[r][output]);
+            }
+        }
+    }
+    if rest > 0 {
+        let mask = first_lanes(rest);
+        for r in 0..R {
+            // SAFETY: as above.
+            let x = unsafe { _mm256_load_ps(x.as_ptr().add(r * stride + whole * LANES)) };
+            for output in 0..OUTPUTS {
+                // Lanes without a term keep their value: adding zero could turn -0 into +0.
+                let sum = _mm256_fmadd_ps(x, panel[whole][output], acc[r][output]);
+                acc[r][output] = _mm256_blendv_ps(acc[r][output], sum, mask);
+            }
+        }
+    }
+    for r in 0..R {
+        out[r] = acc[r];
+    }
+    R
+}
+
+/// A mask of the first `count` lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn first_lanes(count: usize) -> __m256 {
+    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), lanes))
+}
+
+/// The tree of adjacent pairs over eight lanes.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn tree(lanes: __m256) -> f32 {
+    let pairs = _mm256_add_ps(lanes, _mm256_permute_ps::<0b10_11_00_01>(lanes));
+    let fours = _mm256_add_ps(pairs, _mm256_permute_ps::<0b01_00_11_10>(pairs));
+    _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps::<1>(fours)))
+}
+
+/// Widened weights of 16 columns.
+type ColumnPanel = [[__m256; 2]; STAGED];
+
+/// Products with weights that lie term by term, summed over `L` lanes: term `k` goes to lane `k % L`.
+///
+/// # Safety
+/// `width` BF16 values must be readable from every `row(0..depth)` on.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn columns<const L: usize>(
+    x: &[f32],
+    depth: usize,
+    width: usize,
+    row: impl Fn(usize) -> *const bf16,
+    out: &mut [f32],
+) {
+    if depth == 0 || width == 0 {
+        return out.fill(0.0);
+    }
+    let rows = x.len() / depth;
+    let (bytes, blocks) = (2 * width, width.div_ceil(16));
+    let row = |k: usize| row(k).cast::<u8>();
+    let mut stage = Stage::new(bytes);
+    let mut panel: ColumnPanel = [[_mm256_setzero_ps(); 2]; STAGED];
+    // [block][lane][row][2 registers of 8 columns]
+    let mut acc = vec![[_mm256_setzero_ps(); 2]; blocks * L * rows];
+    for at in (0..depth).step_by(STAGED) {
+        let terms = STAGED.min(depth - at);
+        // SAFETY: as the caller promises.
+        unsafe { stage.fill(terms, bytes, |k| row(at + k)) };
+        for (block, acc) in acc.chunks_exact_mut(L * rows).enumerate() {
+            for (line, panel) in stage.block(block).chunks_exact(LINE).zip(&mut panel).take(terms) {
+                for half in 0..2 {
+                    // SAFETY: a line is twice 16 bytes.
+                    let eight = unsafe { _mm_loadu_si128(line.as_ptr().add(half * 16).cast()) };
+                    panel[half] = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)));
+                }
+            }
+            for (lane, acc) in acc.chunks_exact_mut(rows).enumerate() {
+                let mut first = 0;
+                while first < rows {
+                    let (x, acc) = (&x[first * depth + at..], &mut acc[first..]);
+                    first += match acc.len() {
+                        1 => column_block::<1, L>(x, depth, lane, terms, &panel, acc),
+                        2 | 3 => column_block::<2, L>(x, depth, lane, terms, &panel, acc),
+                        _ => column_block::<4, L>(x, depth, lane, terms, &panel, acc),
+                    };
+                }
+            }
+        }
+    }
+    for (block, acc) in acc.chunks_exact_mut(L * rows).enumerate() {
+        let columns = block * 16..width.min(block * 16 + 16);
+        let mut live = L;
+        while live > 1 {
+            live /= 2;
+            for lane in 0..live {
+                for row in 0..rows {
+                    let (a, b) = (acc[2 * lane * rows + row], acc[(2 * lane + 1) * rows + row]);
+                    acc[lane * rows + row] = [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])];
+                }
+            }
+        }
+        for (row, sums) in acc[..rows].iter().enumerate() {
+            let mut values = [0f32; 16];
+            // SAFETY: two registers are stored into two times eight elements.
+            unsafe {
+                _mm256_storeu_ps(values.as_mut_ptr(), sums[0]);
+                _mm256_storeu_ps(values[8..].as_mut_ptr(), sums[1]);
+            }
+            out[row * width..][columns.clone()].copy_from_slice(&values[..columns.len()]);
+        }
+    }
+}
+
+/// Adds the products of one lane's terms to the sums of `R` activation rows; returns `R`.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn column_block<const R: usize, const L: usize>(
+    x: &[f32],
+    stride: usize,
+    lane: usize,
+    terms: usize,
+    panel: &ColumnPanel,
+    out: &mut [[__m256; 2]],
+) -> usize {
+    assert!(x.len() >= (R - 1) * stride + terms && terms <= STAGED);
+    let out = &mut out[..R];
+    let mut acc = [[_mm256_setzero_ps(); 2]; R];
+    for r in 0..R {
+        acc[r] = out[r];
+    }
+    for k in (lane..terms).step_by(L) {
+        let w = panel[k];
+        for r in 0..R {
+            // SAFETY: the activation of row r and term k, inside the slice by the assertion above.
+            let x = _mm256_set1_ps(unsafe { *x.as_ptr().add(r * stride + k) });
+            acc[r] = [_mm256_fmadd_ps(x, w[0], acc[r][0]), _mm256_fmadd_ps(x, w[1], acc[r][1])];
+        }
+    }
+    for r in 0..R {
+        out[r] = acc[r];
+    }
+    R
+}
+
+/// Asks for a cache line.
+#[inline(always)]
+fn prefetch<T>(address: *const T) {
+    // Not an unsafe function in every release of the standard library.
+    #[allow(unused_unsafe)]
+    // SAFETY: prefetching reads nothing and never faults, whatever the address.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
+    }
+}
+
+/// Independent accumulators that hide the latency of a multiply-add.
+const CHAINS: usize = 12;
+
+#[target_feature(enable = "avx2,fma")]
+fn i8_burst(steps: u64) -> u64 {
+    let mut acc: [__m256i; CHAINS] = from_fn(|i| _mm256_set1_epi32(i as i32));
+    let (x, w, ones) = std::hint::black_box((_mm256_set1_epi8(3), _mm256_set1_epi8(5), _mm256_set1_epi16(1)));
+    for _ in 0..steps {
+        for acc in &mut acc {
+            // The shortest exact sequence: one factor is the accumulator's own bits, so that nothing is hoisted.
+            let pairs = _mm256_maddubs_epi16(w, _mm256_xor_si256(x, *acc));
+            *acc = _mm256_add_epi32(*acc, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+    std::hint::black_box(acc);
+    steps * (CHAINS * 32) as u64
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn f32_burst(steps: u64) -> u64 {
+    let mut acc: [__m256; CHAINS] = from_fn(|i| _mm256_set1_ps(i as f32));
+    let (x, w) = std::hint::black_box((_mm256_set1_ps(0.5), _mm256_set1_ps(1.0)));
+    for _ in 0..steps {
+        for acc in &mut acc {
+            *acc = _mm256_fmadd_ps(*acc, x, w);
+        }
+    }
+    std::hint::black_box(acc);
+    steps * (CHAINS * 8) as u64
+}
