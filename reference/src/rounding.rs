@@ -44,12 +44,10 @@ pub const BF16_NAN: bf16 = bf16::from_bits(0x7FC0);
 /// Narrows one FP32 value to BF16. `Rounding::None` cannot be stored and narrows as RNE here; stages
 /// that honour it keep the wide value instead ([`round_f32`]).
 #[must_use]
-#[inline]
+#[inline(always)]
 pub fn to_bf16(value: f32, rule: Rounding) -> bf16 {
     let bits = value.to_bits();
-    if bits & 0x7FFF_FFFF > 0x7F80_0000 {
-        return BF16_NAN;
-    }
+    let nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
     let increment = match rule {
         Rounding::Rne | Rounding::None => 0x7FFF + ((bits >> 16) & 1),
         Rounding::TiesAway => 0x8000,
@@ -57,7 +55,8 @@ pub fn to_bf16(value: f32, rule: Rounding) -> bf16 {
     };
     // A carry out of the mantissa moves to the next binade, and from the last one to infinity: what
     // IEEE rounding asks for. An infinity has a zero mantissa, so no increment reaches it.
-    bf16::from_bits((bits.wrapping_add(increment) >> 16) as u16)
+    let rounded = (bits.wrapping_add(increment) >> 16) as u16;
+    bf16::from_bits(if nan { BF16_NAN.to_bits() } else { rounded })
 }
 
 /// Narrows under `rule` and widens again: what later steps see of a cast value.
@@ -77,7 +76,7 @@ pub fn is_bf16_tie(value: f32) -> bool {
 /// One INT8 activation code: `clamp(rint(scaled), -127, 127)`; NaN gives 0
 /// (`docs/numerics.md`, step 3 and Rounding).
 #[must_use]
-#[inline]
+#[inline(always)]
 pub fn to_code(scaled: f32, rule: Rounding) -> i8 {
     let rounded = match rule {
         Rounding::Rne | Rounding::None => scaled.round_ties_even(),
@@ -85,7 +84,7 @@ pub fn to_code(scaled: f32, rule: Rounding) -> i8 {
         Rounding::Trunc => scaled.trunc(),
     };
     // `as` sends NaN to 0; the clamp keeps infinities in range.
-    rounded.clamp(-127.0, 127.0) as i8
+    rounded.clamp(-127.0, 127.0) as i32 as i8
 }
 
 /// Whether `scaled` lies exactly midway between two integers that the clamp does not merge.

@@ -50,9 +50,8 @@ impl Kernels for Avx2 {
     }
 
     fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
-        let (first, stride) = (w.as_ptr(), w.stride());
-        // SAFETY: as above; row k of the block begins k strides after the first.
-        unsafe { columns::<LANES>(x, w.rows(), w.width(), |k| first.wrapping_offset(k as isize * stride), out) }
+        // SAFETY: as above.
+        unsafe { columns(x, w, out) }
     }
 
     fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
@@ -65,15 +64,13 @@ impl Kernels for Avx2 {
     }
 
     fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
-        let dim = keys.first().map_or(0, |key| key.len());
         // SAFETY: as above.
-        unsafe { dots(q, dim, keys.len(), |t| Source::Bf16(keys[t]), out) }
+        unsafe { scores(q, keys, out) }
     }
 
     fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-        let dim = values.first().map_or(0, |value| value.len());
         // SAFETY: as above.
-        unsafe { columns::<1>(p, values.len(), dim, |t| values[t].as_ptr(), out) }
+        unsafe { weighted(p, values, out) }
     }
 
     fn i8_burst(&self, steps: u64) -> u64 {
@@ -390,9 +387,8 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
 fn widen(row: Source<'_>, at: usize, terms: usize, panel: &mut Panel, output: usize) {
     match row {
         Source::Bf16(row) => widen_row(row, at, terms, bf16::ZERO, panel, output, |eight| {
-            // SAFETY: eight BF16 values are 128 bits.
-            let eight = unsafe { _mm_loadu_si128(eight.cast()) };
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)))
+            // SAFETY: the row has eight more values.
+            unsafe { widen_eight(eight) }
         }),
         Source::Scaled(row, scale) => {
             let (scale, splitter) = (_mm256_set1_ps(scale), _mm256_set1_ps(65537.0));
@@ -501,34 +497,25 @@ fn tree(lanes: __m256) -> f32 {
 /// Widened weights of 16 columns.
 type ColumnPanel = [[__m256; 2]; STAGED];
 
-/// Products with weights that lie term by term, summed over `L` lanes: term `k` goes to lane `k % L`.
-///
-/// # Safety
-/// `width` BF16 values must be readable from every `row(0..depth)` on.
-#[inline]
+/// Products with weights that lie term by term: term `k` goes to lane `k % 8`.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn columns<const L: usize>(
-    x: &[f32],
-    depth: usize,
-    width: usize,
-    row: impl Fn(usize) -> *const bf16,
-    out: &mut [f32],
-) {
+fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+    let (depth, width) = (w.rows(), w.width());
     if depth == 0 || width == 0 {
         return out.fill(0.0);
     }
     let rows = x.len() / depth;
     let (bytes, blocks) = (2 * width, width.div_ceil(16));
-    let row = |k: usize| row(k).cast::<u8>();
+    let row = |k: usize| w.as_ptr().wrapping_offset(k as isize * w.stride()).cast::<u8>();
     let mut stage = Stage::new(bytes);
     let mut panel: ColumnPanel = [[_mm256_setzero_ps(); 2]; STAGED];
     // [block][lane][row][2 registers of 8 columns]
-    let mut acc = vec![[_mm256_setzero_ps(); 2]; blocks * L * rows];
+    let mut acc = vec![[_mm256_setzero_ps(); 2]; blocks * LANES * rows];
     for at in (0..depth).step_by(STAGED) {
         let terms = STAGED.min(depth - at);
-        // SAFETY: as the caller promises.
+        // SAFETY: rows at..at + terms of the block are `bytes` long.
         unsafe { stage.fill(terms, bytes, |k| row(at + k)) };
-        for (block, acc) in acc.chunks_exact_mut(L * rows).enumerate() {
+        for (block, acc) in acc.chunks_exact_mut(LANES * rows).enumerate() {
             for (line, panel) in stage.block(block).chunks_exact(LINE).zip(&mut panel).take(terms) {
                 for half in 0..2 {
                     // SAFETY: a line is twice 16 bytes.
@@ -541,17 +528,17 @@ unsafe fn columns<const L: usize>(
                 while first < rows {
                     let (x, acc) = (&x[first * depth + at..], &mut acc[first..]);
                     first += match acc.len() {
-                        1 => column_block::<1, L>(x, depth, lane, terms, &panel, acc),
-                        2 | 3 => column_block::<2, L>(x, depth, lane, terms, &panel, acc),
-                        _ => column_block::<4, L>(x, depth, lane, terms, &panel, acc),
+                        1 => column_block::<1>(x, depth, lane, terms, &panel, acc),
+                        2 | 3 => column_block::<2>(x, depth, lane, terms, &panel, acc),
+                        _ => column_block::<4>(x, depth, lane, terms, &panel, acc),
                     };
                 }
             }
         }
     }
-    for (block, acc) in acc.chunks_exact_mut(L * rows).enumerate() {
+    for (block, acc) in acc.chunks_exact_mut(LANES * rows).enumerate() {
         let columns = block * 16..width.min(block * 16 + 16);
-        let mut live = L;
+        let mut live = LANES;
         while live > 1 {
             live /= 2;
             for lane in 0..live {
@@ -576,7 +563,7 @@ unsafe fn columns<const L: usize>(
 /// Adds the products of one lane's terms to the sums of `R` activation rows; returns `R`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn column_block<const R: usize, const L: usize>(
+fn column_block<const R: usize>(
     x: &[f32],
     stride: usize,
     lane: usize,
@@ -590,7 +577,7 @@ fn column_block<const R: usize, const L: usize>(
     for r in 0..R {
         acc[r] = out[r];
     }
-    for k in (lane..terms).step_by(L) {
+    for k in (lane..terms).step_by(LANES) {
         let w = panel[k];
         for r in 0..R {
             // SAFETY: the activation of row r and term k, inside the slice by the assertion above.
@@ -602,6 +589,128 @@ fn column_block<const R: usize, const L: usize>(
         out[r] = acc[r];
     }
     R
+}
+
+/// [`Kernels::scores`]: two keys are widened on the way and meet up to five queries each.
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn scores(q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+    let Some(dim) = keys.first().map(|key| key.len()).filter(|&dim| dim > 0) else { return out.fill(0.0) };
+    assert!(keys.iter().all(|key| key.len() == dim));
+    let tokens = keys.len();
+    for (q, out) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)) {
+        for (pair, token) in keys.chunks(2).zip((0..tokens).step_by(2)) {
+            // An odd key meets itself and is stored once.
+            let pair = [pair[0], pair[pair.len() - 1]];
+            match q.len() / dim {
+                1 => score_block::<1>(q, pair, token, tokens, out),
+                2 => score_block::<2>(q, pair, token, tokens, out),
+                3 => score_block::<3>(q, pair, token, tokens, out),
+                4 => score_block::<4>(q, pair, token, tokens, out),
+                _ => score_block::<5>(q, pair, token, tokens, out),
+            }
+        }
+    }
+}
+
+/// The scores of `R` queries and two keys.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 2], token: usize, tokens: usize, out: &mut [f32]) {
+    let dim = keys[0].len();
+    assert!(q.len() >= R * dim && keys[1].len() == dim);
+    let whole = dim - dim % LANES;
+    let mut acc = [[_mm256_setzero_ps(); 2]; R];
+    for d in (0..whole).step_by(LANES) {
+        // SAFETY: d + 8 <= dim, the length of the keys and of each of the R queries.
+        unsafe {
+            let k = [widen_eight(keys[0].as_ptr().add(d)), widen_eight(keys[1].as_ptr().add(d))];
+            for r in 0..R {
+                let q = _mm256_loadu_ps(q.as_ptr().add(r * dim + d));
+                acc[r] = [_mm256_fmadd_ps(q, k[0], acc[r][0]), _mm256_fmadd_ps(q, k[1], acc[r][1])];
+            }
+        }
+    }
+    for r in 0..R {
+        for (j, key) in keys.iter().enumerate() {
+            let sum = if whole == dim {
+                tree(acc[r][j])
+            } else {
+                let mut lanes = [0f32; LANES];
+                // SAFETY: eight lanes into eight elements.
+                unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), acc[r][j]) };
+                for d in whole..dim {
+                    lanes[d - whole] = q[r * dim + d].mul_add(key[d].to_f32(), lanes[d - whole]);
+                }
+                super::sum::tree(&mut lanes)
+            };
+            if token + j < tokens {
+                out[r * tokens + token + j] = sum;
+            }
+        }
+    }
+}
+
+/// [`Kernels::weighted`]: sixteen columns of the values at a time, up to five rows of weights each.
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn weighted(p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
+    let Some(dim) = values.first().map(|value| value.len()).filter(|&dim| dim > 0) else { return out.fill(0.0) };
+    assert!(values.iter().all(|value| value.len() == dim));
+    let tokens = values.len();
+    for (p, out) in p.chunks(5 * tokens).zip(out.chunks_mut(5 * dim)) {
+        let whole = dim - dim % 16;
+        for d in (0..whole).step_by(16) {
+            match p.len() / tokens {
+                1 => weighted_block::<1>(p, values, d, out),
+                2 => weighted_block::<2>(p, values, d, out),
+                3 => weighted_block::<3>(p, values, d, out),
+                4 => weighted_block::<4>(p, values, d, out),
+                _ => weighted_block::<5>(p, values, d, out),
+            }
+        }
+        for (p, out) in p.chunks_exact(tokens).zip(out.chunks_exact_mut(dim)) {
+            for d in whole..dim {
+                out[d] = p.iter().zip(values).fold(0.0, |sum, (p, value)| p.mul_add(value[d].to_f32(), sum));
+            }
+        }
+    }
+}
+
+/// Sixteen columns from `d` on, of `R` rows of weights.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn weighted_block<const R: usize>(p: &[f32], values: &[&[bf16]], d: usize, out: &mut [f32]) {
+    let (dim, tokens) = (values[0].len(), values.len());
+    assert!(p.len() >= R * tokens && out.len() >= R * dim && values.iter().all(|value| value.len() >= d + 16));
+    let mut acc = [[_mm256_setzero_ps(); 2]; R];
+    for (t, value) in values.iter().enumerate() {
+        // SAFETY: sixteen values from d on, and the weight of row r and token t, inside by the assertion above.
+        unsafe {
+            let v = [widen_eight(value.as_ptr().add(d)), widen_eight(value.as_ptr().add(d + 8))];
+            for r in 0..R {
+                let p = _mm256_broadcast_ss(&*p.as_ptr().add(r * tokens + t));
+                acc[r] = [_mm256_fmadd_ps(p, v[0], acc[r][0]), _mm256_fmadd_ps(p, v[1], acc[r][1])];
+            }
+        }
+    }
+    for r in 0..R {
+        // SAFETY: sixteen columns of row r, inside by the assertion above.
+        unsafe {
+            _mm256_storeu_ps(out.as_mut_ptr().add(r * dim + d), acc[r][0]);
+            _mm256_storeu_ps(out.as_mut_ptr().add(r * dim + d + 8), acc[r][1]);
+        }
+    }
+}
+
+/// Eight BF16 values, widened.
+///
+/// # Safety
+/// They must be readable.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn widen_eight(at: *const bf16) -> __m256 {
+    // SAFETY: as the caller promises.
+    let eight = unsafe { _mm_loadu_si128(at.cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)))
 }
 
 /// Asks for a cache line.

@@ -9,6 +9,7 @@ use std::array::from_fn;
 use half::bf16;
 
 use super::aligned::Aligned;
+use super::avx2;
 use super::level::{Block, Kernels};
 use super::plain::Plain;
 use super::sum::LANES;
@@ -25,7 +26,9 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni");
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma");
         has.then_some(Self(()))
     }
 }
@@ -55,9 +58,8 @@ impl Kernels for Avx512 {
     }
 
     fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
-        let (first, stride) = (w.as_ptr(), w.stride());
-        // SAFETY: as above; row k of the block begins k strides after the first.
-        unsafe { columns::<LANES>(x, w.rows(), w.width(), |k| first.wrapping_offset(k as isize * stride), out) }
+        // SAFETY: as above.
+        unsafe { columns(x, w, out) }
     }
 
     fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
@@ -70,15 +72,13 @@ impl Kernels for Avx512 {
     }
 
     fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
-        let dim = keys.first().map_or(0, |key| key.len());
-        // SAFETY: as above.
-        unsafe { dots(q, dim, keys.len(), |t| Source::Bf16(keys[t]), out) }
+        // SAFETY: a CPU with AVX-512 has AVX2 and FMA; the tiles of attention are too small to gain from more.
+        unsafe { avx2::scores(q, keys, out) }
     }
 
     fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-        let dim = values.first().map_or(0, |value| value.len());
         // SAFETY: as above.
-        unsafe { columns::<1>(p, values.len(), dim, |t| values[t].as_ptr(), out) }
+        unsafe { avx2::weighted(p, values, out) }
     }
 
     fn i8_burst(&self, steps: u64) -> u64 {
@@ -644,38 +644,28 @@ fn trees(lanes: __m512) -> [f32; 2] {
 /// Widened weights of 32 columns.
 type ColumnPanel = [[__m512; 2]; STAGED];
 
-/// Products with weights that lie term by term, summed over `L` lanes: term `k` goes to lane `k % L`.
-///
-/// # Safety
-/// `width` BF16 values must be readable from every `row(0..depth)` on.
-#[inline]
+/// Products with weights that lie term by term: term `k` goes to lane `k % 8`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn columns<const L: usize>(
-    x: &[f32],
-    depth: usize,
-    width: usize,
-    row: impl Fn(usize) -> *const bf16,
-    out: &mut [f32],
-) {
+fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+    let (depth, width) = (w.rows(), w.width());
     if depth == 0 || width == 0 {
         return out.fill(0.0);
     }
     let rows = x.len() / depth;
     let (bytes, blocks) = (2 * width, width.div_ceil(32));
-    let row = |k: usize| row(k).cast::<u8>();
+    let stride = 2 * w.stride();
+    let row = |k: usize| w.as_ptr().cast::<u8>().wrapping_offset(k as isize * stride);
     let mut stage = Stage::new(bytes);
     let mut panel: ColumnPanel = [[_mm512_setzero_ps(); 2]; STAGED];
     // [block][lane][row][2 registers of 16 columns]
-    let mut acc = vec![[_mm512_setzero_ps(); 2]; blocks * L * rows];
+    let mut acc = vec![[_mm512_setzero_ps(); 2]; blocks * LANES * rows];
     for at in (0..depth).step_by(STAGED) {
         let terms = STAGED.min(depth - at);
         let next = STAGED.min(depth - at - terms);
-        // SAFETY: as the caller promises.
+        // SAFETY: rows at..at + terms of the block are `bytes` long.
         unsafe { stage.fill(terms, bytes, |k| row(at + k)) };
-        // Rows that lie anywhere are few, and then nothing comes next.
-        let stride = if next > 0 { row(at + 1) as isize - row(at) as isize } else { 0 };
-        let mut ahead = Ahead::new(if next > 0 { row(at + terms) } else { row(at) }, stride, next, bytes);
-        for (block, acc) in acc.chunks_exact_mut(L * rows).enumerate() {
+        let mut ahead = Ahead::new(row(at + terms), stride, next, bytes);
+        for (block, acc) in acc.chunks_exact_mut(LANES * rows).enumerate() {
             for (line, panel) in stage.block(block).chunks_exact(64).zip(&mut panel).take(terms) {
                 // SAFETY: a line is twice 32 bytes.
                 let (low, high) = unsafe {
@@ -689,18 +679,18 @@ unsafe fn columns<const L: usize>(
                 while first < rows {
                     let (x, acc) = (&x[first * depth + at..], &mut acc[first..]);
                     first += match acc.len() {
-                        1 => column_block::<1, L>(x, depth, lane, terms, &panel, acc, &mut ahead),
-                        2 | 3 => column_block::<2, L>(x, depth, lane, terms, &panel, acc, &mut ahead),
-                        4..=7 => column_block::<4, L>(x, depth, lane, terms, &panel, acc, &mut ahead),
-                        _ => column_block::<8, L>(x, depth, lane, terms, &panel, acc, &mut ahead),
+                        1 => column_block::<1>(x, depth, lane, terms, &panel, acc, &mut ahead),
+                        2 | 3 => column_block::<2>(x, depth, lane, terms, &panel, acc, &mut ahead),
+                        4..=7 => column_block::<4>(x, depth, lane, terms, &panel, acc, &mut ahead),
+                        _ => column_block::<8>(x, depth, lane, terms, &panel, acc, &mut ahead),
                     };
                 }
             }
         }
     }
-    for (block, acc) in acc.chunks_exact_mut(L * rows).enumerate() {
+    for (block, acc) in acc.chunks_exact_mut(LANES * rows).enumerate() {
         let columns = block * 32..width.min(block * 32 + 32);
-        let mut live = L;
+        let mut live = LANES;
         while live > 1 {
             live /= 2;
             for lane in 0..live {
@@ -725,7 +715,7 @@ unsafe fn columns<const L: usize>(
 /// Adds the products of one lane's terms to the sums of `R` activation rows; returns `R`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn column_block<const R: usize, const L: usize>(
+fn column_block<const R: usize>(
     x: &[f32],
     stride: usize,
     lane: usize,
@@ -740,7 +730,7 @@ fn column_block<const R: usize, const L: usize>(
     for r in 0..R {
         acc[r] = out[r];
     }
-    for k in (lane..terms).step_by(L) {
+    for k in (lane..terms).step_by(LANES) {
         ahead.go(1);
         let w = panel[k];
         for r in 0..R {

@@ -43,7 +43,7 @@ pub fn distinct_rows<T: PartialEq>(x: ArrayView2<'_, T>) -> (Vec<usize>, Vec<usi
 }
 
 /// Computes `columns` outputs in tiles of `width` on all threads and copies each distinct row to its duplicates.
-/// `tile(start, out)` fills `[distinct rows, width]`, row-major.
+/// `tile(start, width, out)` fills `[distinct rows, width]`, row-major.
 fn by_columns<T: Copy + Default + Send + Sync>(
     of_row: &[usize],
     distinct: usize,
@@ -51,21 +51,15 @@ fn by_columns<T: Copy + Default + Send + Sync>(
     width: usize,
     tile: impl Fn(usize, usize, &mut [T]) + Sync,
 ) -> Array2<T> {
-    let starts: Vec<usize> = (0..columns).step_by(width).collect();
-    let compute = |&start: &usize| {
-        let width = width.min(columns - start);
-        let mut out = vec![T::default(); distinct * width];
-        tile(start, width, &mut out);
-        out
-    };
-    let tiles: Vec<Vec<T>> = starts.par_iter().map(compute).collect();
     let mut out = Array2::default((of_row.len(), columns));
-    for (mut row, &index) in out.rows_mut().into_iter().zip(of_row) {
-        for (mut out, values) in row.axis_chunks_iter_mut(Axis(0), width).into_iter().zip(&tiles) {
-            let width = out.len();
-            out.assign(&ArrayView1::from(&values[index * width..(index + 1) * width]));
+    out.axis_chunks_iter_mut(Axis(1), width).into_par_iter().enumerate().for_each(|(index, mut out)| {
+        let width_here = out.ncols();
+        let mut values = vec![T::default(); distinct * width_here];
+        tile(index * width, width_here, &mut values);
+        for (mut out, &row) in out.rows_mut().into_iter().zip(of_row) {
+            out.assign(&ArrayView1::from(&values[row * width_here..(row + 1) * width_here]));
         }
-    }
+    });
     out
 }
 

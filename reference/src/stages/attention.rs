@@ -1,14 +1,18 @@
 //! Steps 7 and 8: online softmax over a paged BF16 cache in tiles of 16 tokens, and the padding rows.
 
+use std::borrow::Cow;
+use std::ops::Deref;
+
 use half::bf16;
 use ndarray::{Array2, ArrayView1};
+use pulp::Arch;
 use rayon::prelude::*;
 
 use super::{Context, Output, Trace, narrowed};
-use crate::elementary::exp;
+use crate::elementary::{exp, exp_all};
 use crate::geometry::{BATCH, TILE};
 use crate::inputs::{LayerInputs, cache_row};
-use crate::kernels::SumOrder;
+use crate::kernels::{SumOrder, kernels};
 use crate::policy::{Policy, Site};
 use crate::rounding::round_f32;
 use crate::tensor::TensorId as T;
@@ -86,14 +90,10 @@ pub fn attention(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let geometry = context.inputs.geometry;
     let (dim, kv_heads, active) = (geometry.head_dim, geometry.num_key_value_heads, context.inputs.batch.active);
     let source = KvSource::new(context.inputs, trace);
+    let tokens: Vec<_> = (0..active).map(|b| source.tokens(b, context.inputs.batch.seq_lens[b])).collect();
     let pairs: Vec<(usize, usize)> = (0..active).flat_map(|b| (0..kv_heads).map(move |kv| (b, kv))).collect();
-    let groups: Vec<Vec<f32>> = pairs
-        .par_iter()
-        .map(|&(b, kv)| {
-            let length = context.inputs.batch.seq_lens[b];
-            attend(context.inputs, context.policy, trace, &source.tokens(b, length), b, kv)
-        })
-        .collect();
+    let groups: Vec<Vec<f32>> =
+        pairs.par_iter().map(|&(b, kv)| attend(context.inputs, context.policy, trace, &tokens[b], b, kv)).collect();
     let group = geometry.group();
     let mut wide = Array2::zeros((BATCH, geometry.q_width()));
     for (&(b, kv), values) in pairs.iter().zip(&groups) {
@@ -125,50 +125,57 @@ pub fn attend(
     let source = KvSource::new(inputs, trace);
     let at = (b * geometry.num_key_value_heads + kv_head) * BATCH;
     let queries = trace.widened_rows(T::AllQPadded, policy.at(Site::Q), at..at + group);
-    let scale = geometry.attention_scale();
+    let queries = queries.as_slice().unwrap_or_default();
+    let (scale, prob) = (geometry.attention_scale(), policy.at(Site::Prob));
     let qk_order = SumOrder::cube(freedom, dim);
-    let widen = |view: ArrayView1<'_, bf16>| -> Vec<f32> { view.iter().map(|x| x.to_f32()).collect() };
 
     let mut max = vec![f32::NEG_INFINITY; group];
     let mut sum = vec![0f32; group];
     let mut out = vec![0f32; group * dim];
+    let mut tile_out = vec![0f32; group * dim];
+    let mut scores = vec![0f32; group * TILE];
     for (index, tile) in tokens.chunks(TILE).enumerate() {
-        let keys: Vec<Vec<f32>> = tile.iter().map(|&token| widen(source.key(token, kv_head))).collect();
-        let values: Vec<Vec<f32>> = tile.iter().map(|&token| widen(source.value(token, kv_head))).collect();
+        let keys: Vec<_> = tile.iter().map(|&token| contiguous(source.key(token, kv_head))).collect();
+        let values: Vec<_> = tile.iter().map(|&token| contiguous(source.value(token, kv_head))).collect();
+        let keys: Vec<&[bf16]> = keys.iter().map(Deref::deref).collect();
+        let values: Vec<&[bf16]> = values.iter().map(Deref::deref).collect();
         let pv_order = SumOrder::cube(freedom, tile.len());
-        for j in 0..group {
-            let q = queries.row(j);
-            let q = q.as_slice().unwrap_or_default();
-            // s = (q . k) * scale; tile maximum, NaN kept.
-            let scores: Vec<f32> = keys.iter().map(|key| qk_order.sum(dim, |i| q[i] * key[i]) * scale).collect();
-            let tile_max = scores.iter().copied().fold(f32::NEG_INFINITY, nan_max);
-            // p = exp(s - m_t), narrowed before it is summed and multiplied.
-            let probs: Vec<f32> =
-                scores.iter().map(|&s| round_f32(exp(s - tile_max, freedom), policy.at(Site::Prob))).collect();
-            let tile_sum = match &pv_order {
+        // s = (q . k) * scale.
+        let probs = &mut scores[..group * tile.len()];
+        dot_rows(queries, &keys, &qk_order, probs);
+        // p = exp(s - m_t), narrowed before it is summed and multiplied; a tile's maximum keeps a NaN.
+        let mut tile_max = vec![f32::NEG_INFINITY; group];
+        for (probs, tile_max) in probs.chunks_exact_mut(tile.len()).zip(&mut tile_max) {
+            probs.iter_mut().for_each(|s| *s *= scale);
+            *tile_max = probs.iter().copied().fold(f32::NEG_INFINITY, nan_max);
+            probs.iter_mut().for_each(|s| *s -= *tile_max);
+        }
+        exp_all(probs, freedom);
+        probs.iter_mut().for_each(|p| *p = round_f32(*p, prob));
+        weighted_sum(probs, &values, &pv_order, &mut tile_out);
+        let tile_sum = |j: usize| {
+            let probs = &probs[j * tile.len()..(j + 1) * tile.len()];
+            match &pv_order {
                 SumOrder::Canonical => probs.iter().fold(0.0, |sum, p| sum + p),
                 order => order.sum(probs.len(), |t| probs[t]),
-            };
-            let mut tile_out = vec![0f32; dim];
-            for (d, slot) in tile_out.iter_mut().enumerate() {
-                *slot = match &pv_order {
-                    SumOrder::Canonical => probs.iter().zip(&values).fold(0.0, |sum, (p, value)| sum + p * value[d]),
-                    order => order.sum(probs.len(), |t| probs[t] * values[t][d]),
-                };
             }
-            // Combine in tile order; the first tile has nothing to be combined with.
-            let out = &mut out[j * dim..(j + 1) * dim];
+        };
+        // Combine in tile order; the first tile has nothing to be combined with.
+        for j in 0..group {
+            let (out, tile_out) = (&mut out[j * dim..(j + 1) * dim], &tile_out[j * dim..(j + 1) * dim]);
             if index == 0 {
-                (max[j], sum[j]) = (tile_max, tile_sum);
-                out.copy_from_slice(&tile_out);
+                (max[j], sum[j]) = (tile_max[j], tile_sum(j));
+                out.copy_from_slice(tile_out);
                 continue;
             }
-            let new_max = nan_max(max[j], tile_max);
-            let (a, c) = (exp(max[j] - new_max, freedom), exp(tile_max - new_max, freedom));
-            sum[j] = a * sum[j] + c * tile_sum;
-            for (o, o_t) in out.iter_mut().zip(&tile_out) {
-                *o = *o * a + o_t * c;
-            }
+            let new_max = nan_max(max[j], tile_max[j]);
+            let (a, c) = (exp(max[j] - new_max, freedom), exp(tile_max[j] - new_max, freedom));
+            sum[j] = a * sum[j] + c * tile_sum(j);
+            Arch::new().dispatch(|| {
+                for (o, o_t) in out.iter_mut().zip(tile_out) {
+                    *o = *o * a + o_t * c;
+                }
+            });
             max[j] = new_max;
         }
     }
@@ -178,6 +185,43 @@ pub fn attend(
         }
     }
     out
+}
+
+/// `q . k` of each query, `[G, D]`, and key; `out` is `[G, T]`.
+fn dot_rows(queries: &[f32], keys: &[&[bf16]], order: &SumOrder, out: &mut [f32]) {
+    if matches!(order, SumOrder::Canonical) {
+        return kernels().scores(queries, keys, out);
+    }
+    let dim = keys.first().map_or(1, |key| key.len());
+    let keys: Vec<Vec<f32>> = keys.iter().map(|key| widened(key)).collect();
+    for (q, out) in queries.chunks_exact(dim).zip(out.chunks_exact_mut(keys.len())) {
+        for (out, key) in out.iter_mut().zip(&keys) {
+            *out = order.sum(dim, |i| q[i] * key[i]);
+        }
+    }
+}
+
+/// `p @ v`: `probs` is `[G, T]`, `out` is `[G, D]`. Without freedom tokens are added one after the other.
+fn weighted_sum(probs: &[f32], values: &[&[bf16]], order: &SumOrder, out: &mut [f32]) {
+    if matches!(order, SumOrder::Canonical) {
+        return kernels().weighted(probs, values, out);
+    }
+    let dim = values.first().map_or(1, |value| value.len());
+    let values: Vec<Vec<f32>> = values.iter().map(|value| widened(value)).collect();
+    for (probs, out) in probs.chunks_exact(values.len()).zip(out.chunks_exact_mut(dim)) {
+        for (d, out) in out.iter_mut().enumerate() {
+            *out = order.sum(probs.len(), |t| probs[t] * values[t][d]);
+        }
+    }
+}
+
+/// The elements of a row, where they lie if they lie side by side.
+fn contiguous(row: ArrayView1<'_, bf16>) -> Cow<'_, [bf16]> {
+    row.to_slice().map_or_else(|| Cow::Owned(row.to_vec()), Cow::Borrowed)
+}
+
+fn widened(values: &[bf16]) -> Vec<f32> {
+    values.iter().map(|value| value.to_f32()).collect()
 }
 
 /// The larger of two values; NaN if either is (`f32::max` drops it).

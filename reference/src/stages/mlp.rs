@@ -1,9 +1,9 @@
 //! Steps 12 and 13: SwiGLU, the down projection and the layer's output.
 
-use ndarray::{Array2, Axis, concatenate, s};
+use ndarray::{Array2, Axis, Zip, concatenate, s};
 
 use super::{Context, Output, Trace, narrowed, plain};
-use crate::elementary::{exp, reciprocal};
+use crate::elementary::{exp_all, reciprocal};
 use crate::geometry::BATCH;
 use crate::kernels::{SumOrder, matmul_down};
 use crate::policy::Site;
@@ -15,12 +15,18 @@ use crate::tensor::TensorId as T;
 pub fn silu(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let (gate, up, inv) = (trace.f32(T::GateAccAll), trace.f32(T::UpAccAll), trace.f32(T::InvRmsTile));
     let freedom = context.policy.freedom;
-    let wide = Array2::from_shape_fn(gate.dim(), |(b, n)| {
-        let g = gate[(b, n)] * inv[(b, 0)];
-        let u = up[(b, n)] * inv[(b, 0)];
-        let sig = reciprocal(exp(-g, freedom) + 1.0, freedom);
-        (g * sig) * u
-    });
+    let mut wide = Array2::zeros(gate.dim());
+    Zip::from(wide.rows_mut()).and(gate.rows()).and(up.rows()).and(inv.rows()).par_for_each(
+        |mut out, gate, up, inv| {
+            let inv = inv[0];
+            let mut exps: Vec<f32> = gate.iter().map(|gate| -(gate * inv)).collect();
+            exp_all(&mut exps, freedom);
+            Zip::from(&mut out).and(gate).and(up).and(&exps[..]).for_each(|out, gate, up, exp| {
+                let (g, u) = (gate * inv, up * inv);
+                *out = (g * reciprocal(exp + 1.0, freedom)) * u;
+            });
+        },
+    );
     narrowed(context, T::MlpDownTile, Site::Silu, wide)
 }
 

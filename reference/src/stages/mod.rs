@@ -16,7 +16,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, ArrayView2, Zip, s};
+use pulp::Arch;
 
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
@@ -398,8 +399,23 @@ pub fn run_layer(inputs: &LayerInputs<'_>, policy: &Policy) -> Trace {
 /// A BF16 output with the values before its cast.
 fn narrowed(context: &Context<'_, '_>, id: TensorId, site: Site, wide: Array2<f32>) -> Vec<Output> {
     let rule = context.policy.at(site);
-    let tensor = Tensor::Bf16(wide.mapv(|value| to_bf16(value, rule)));
-    vec![Output { id, tensor, wide: Some(wide) }]
+    let wide = row_major(wide);
+    let mut tensor = Array2::from_elem(wide.dim(), bf16::ZERO);
+    Zip::from(tensor.rows_mut()).and(wide.rows()).par_for_each(|mut tensor, wide| {
+        if let (Some(tensor), Some(wide)) = (tensor.as_slice_mut(), wide.as_slice()) {
+            Arch::new().dispatch(|| {
+                for (narrow, &wide) in tensor.iter_mut().zip(wide) {
+                    *narrow = to_bf16(wide, rule);
+                }
+            });
+        }
+    });
+    vec![Output { id, tensor: Tensor::Bf16(tensor), wide: Some(wide) }]
+}
+
+/// The array with its rows as slices, which vector loops want; nearly every one has them already.
+fn row_major(values: Array2<f32>) -> Array2<f32> {
+    if values.is_standard_layout() { values } else { values.as_standard_layout().into_owned() }
 }
 
 /// An FP32 output.
