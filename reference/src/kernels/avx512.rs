@@ -201,6 +201,14 @@ fn add_lanes([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
 
 /// Terms of a product by columns that are staged together.
 const STAGED: usize = 128;
+/// Bytes that are staged together: as many again are prefetched, and both should stay in a core's own cache.
+const STAGE_BYTES: usize = 384 << 10;
+
+/// Terms to stage of rows of `bytes`: whole groups of four and whole rounds of the lanes.
+fn staged_terms(bytes: usize) -> usize {
+    (STAGE_BYTES / bytes / LANES * LANES).clamp(2 * LANES, STAGED)
+}
+
 /// Bytes from one block of a [`Stage`] to the next.
 const BLOCK_BYTES: usize = (STAGED + 1) * 64;
 
@@ -303,9 +311,10 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let mut panel: I8Panel = [[_mm512_setzero_si512(); 4]; STAGED / 4];
     // [block][row][4 registers of 16 columns]
     let mut acc = vec![[_mm512_setzero_si512(); 4]; blocks * rows];
-    for start in (0..depth).step_by(STAGED) {
-        let terms = STAGED.min(depth - start);
-        let next = STAGED.min(depth - start - terms);
+    let most = staged_terms(width);
+    for start in (0..depth).step_by(most) {
+        let terms = most.min(depth - start);
+        let next = most.min(depth - start - terms);
         // SAFETY: rows start..start + terms of the block are `width` bytes long.
         unsafe { stage.fill(terms, width, |k| row(start + k)) };
         let mut ahead = Ahead::new(row(start + terms), w.stride(), next, width);
@@ -659,9 +668,10 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     let mut panel: ColumnPanel = [[_mm512_setzero_ps(); 2]; STAGED];
     // [block][lane][row][2 registers of 16 columns]
     let mut acc = vec![[_mm512_setzero_ps(); 2]; blocks * LANES * rows];
-    for at in (0..depth).step_by(STAGED) {
-        let terms = STAGED.min(depth - at);
-        let next = STAGED.min(depth - at - terms);
+    let most = staged_terms(bytes);
+    for at in (0..depth).step_by(most) {
+        let terms = most.min(depth - at);
+        let next = most.min(depth - at - terms);
         // SAFETY: rows at..at + terms of the block are `bytes` long.
         unsafe { stage.fill(terms, bytes, |k| row(at + k)) };
         let mut ahead = Ahead::new(row(at + terms), stride, next, bytes);
