@@ -607,7 +607,10 @@ fn i8_burst(steps: u64) -> u64 {
     let mut acc: [__m512i; CHAINS] = from_fn(|i| _mm512_set1_epi32(i as i32));
     let (x, w) = std::hint::black_box((_mm512_set1_epi8(3), _mm512_set1_epi8(5)));
     for _ in 0..steps {
-        acc = acc.map(|acc| _mm512_dpbusd_epi32(acc, w, x));
+        // A loop: `map` would be a call to code compiled without these instructions.
+        for acc in &mut acc {
+            *acc = _mm512_dpbusd_epi32(*acc, w, x);
+        }
     }
     std::hint::black_box(acc);
     steps * (CHAINS * 64) as u64
@@ -618,7 +621,9 @@ fn f32_burst(steps: u64) -> u64 {
     let mut acc: [__m512; CHAINS] = from_fn(|i| _mm512_set1_ps(i as f32));
     let (x, w) = std::hint::black_box((_mm512_set1_ps(0.5), _mm512_set1_ps(1.0)));
     for _ in 0..steps {
-        acc = acc.map(|acc| _mm512_fmadd_ps(acc, x, w));
+        for acc in &mut acc {
+            *acc = _mm512_fmadd_ps(*acc, x, w);
+        }
     }
     std::hint::black_box(acc);
     steps * (CHAINS * 16) as u64

@@ -1,5 +1,6 @@
-//! What the machine can do, with all threads: stream memory, multiply and add. A floor is a capability, so of
-//! several passes the fastest counts: whatever disturbs a pass makes it slower, never faster.
+//! What the machine can do, with all threads: stream memory, multiply and add. Of several passes in a row the fastest
+//! counts: whatever disturbs a pass makes it slower, never faster. Of such measurements beside the runs of a line the
+//! median counts, as it does of the runs: what changes slowly changes both.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -9,6 +10,8 @@ use pulp::Arch;
 use rayon::prelude::*;
 use reference::kernels::{Kernels, kernels, levels};
 use serde::Serialize;
+
+use super::median;
 
 /// Rates of the machine, all threads together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -22,6 +25,16 @@ pub struct Floors {
 }
 
 impl Floors {
+    /// The median of several measurements, rate by rate.
+    fn typical(measured: &[Self]) -> Self {
+        let rate = |of: fn(&Self) -> f64| median(&measured.iter().map(of).collect::<Vec<_>>());
+        Self {
+            read_gb_s: rate(|floors| floors.read_gb_s),
+            int8_gmac_s: rate(|floors| floors.int8_gmac_s),
+            fp32_gmac_s: rate(|floors| floors.fp32_gmac_s),
+        }
+    }
+
     /// The better of the two, rate by rate.
     pub fn best(self, other: Self) -> Self {
         Self {
@@ -101,20 +114,20 @@ impl Gauge {
     }
 
     /// Seconds of several calls of `run` after one to warm up, with the floors measured before and after each; returns
-    /// the seconds and the best of those floors.
+    /// the seconds and the median of those floors.
     pub fn time<E>(&mut self, mut run: impl FnMut() -> Result<(), E>) -> Result<(Vec<f64>, Floors), E> {
         let start = Instant::now();
         run()?;
         let runs = if start.elapsed() < SLOW { RUNS } else { SLOW_RUNS };
-        let mut floors = self.measure();
+        let mut floors = vec![self.measure()];
         let mut seconds = Vec::with_capacity(runs);
         for _ in 0..runs {
             let start = Instant::now();
             run()?;
             seconds.push(start.elapsed().as_secs_f64());
-            floors = floors.best(self.measure());
+            floors.push(self.measure());
         }
-        Ok((seconds, floors))
+        Ok((seconds, Floors::typical(&floors)))
     }
 }
 
@@ -195,9 +208,11 @@ mod tests {
     }
 
     #[test]
-    fn the_best_floor_is_taken_rate_by_rate() {
+    fn floors_are_combined_rate_by_rate() {
         let a = Floors { read_gb_s: 1.0, int8_gmac_s: 20.0, fp32_gmac_s: 3.0 };
         let b = Floors { read_gb_s: 2.0, int8_gmac_s: 10.0, fp32_gmac_s: 3.0 };
         assert_eq!(a.best(b), Floors { read_gb_s: 2.0, int8_gmac_s: 20.0, fp32_gmac_s: 3.0 });
+        let c = Floors { read_gb_s: 1.5, int8_gmac_s: 90.0, fp32_gmac_s: 1.0 };
+        assert_eq!(Floors::typical(&[a, b, c]), Floors { read_gb_s: 1.5, int8_gmac_s: 20.0, fp32_gmac_s: 3.0 });
     }
 }
