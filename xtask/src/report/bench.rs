@@ -109,8 +109,16 @@ mod tests {
     #[test]
     fn the_table_is_aligned_and_ends_with_method_and_notes() {
         let text = human(&report());
-        let table: Vec<&str> = text.lines().skip(1).take(4).map(str::trim_end).collect();
-        assert_data_eq!(table.join("\n"), str![[""]]);
+        let table = text.lines().skip(1).take(4).collect::<Vec<_>>().join("\n");
+        assert_data_eq!(
+            table,
+            str![[r#"
+  line                            time         best   floor time   ratio   floor
+ ──────────────────────────────────────────────────────────────────────────────────────
+  layer_14b_rows1_ctx1000     32.50 ms     30.00 ms     25.00 ms    1.30   read
+  peer_torch_int_mm         1500.00 ms   1500.00 ms    100.00 ms   15.00   assay layer
+"#]]
+        );
         assert!(text.contains("read 20.5 GB/s, INT8 600.0 GMAC/s, FP32 150.2 GMAC/s"), "{text}");
         assert!(text.ends_with(&format!("{METHOD}\npeer: torch 2\n")), "{text}");
     }
