@@ -77,7 +77,7 @@ def narrow(x):
 
 
 def quantize(x):
-    """Row quantization: INT8 codes and scales. Both scales divide tensors: torch computes `127 / x` as `127 * (1 / x)`."""
+    """Row quantization: INT8 codes and scales. Tensors are divided: torch computes `127 / x` as `127 * (1 / x)`."""
     amax = x.abs().amax(1, keepdim=True).clamp_min(1e-4)
     most = torch.full_like(amax, 127.0)
     return torch.round(x * (most / amax)).clamp(-127, 127).to(torch.int8), amax / most
@@ -181,7 +181,8 @@ class Layer:
         act = narrow(gate * (1.0 / (torch.exp(-gate) + 1.0)) * up)
 
         half = act.shape[1] // 2
-        down = F.linear(act[:, :half], self.down[:, :half].float()) + F.linear(act[:, half:], self.down[:, half:].float())
+        parts = [F.linear(act[:, part], self.down[:, part].float()) for part in (slice(half), slice(half, None))]
+        down = parts[0] + parts[1]
         return (narrow(down) + narrow(h1)).to(torch.bfloat16)
 
     def check(self, expected):

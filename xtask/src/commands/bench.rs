@@ -100,8 +100,8 @@ impl Bench {
     }
 }
 
-/// Adds what came of the peer to the report. A missing peer spoils nothing unless it was all that was asked for; one that
-/// computes other integers is a failure.
+/// Adds what came of the peer to the report. A missing peer spoils nothing unless it was all that was asked for; one
+/// that computes other integers is a failure.
 fn merge(report: &mut Report, found: Result<Comparison, PeerError>) -> Code {
     match found {
         Ok(comparison) => {
@@ -118,8 +118,8 @@ fn merge(report: &mut Report, found: Result<Comparison, PeerError>) -> Code {
 }
 
 impl Selection {
-    /// The lines that a request names; all when it names none. The peer's lines run when it is asked for, those that are
-    /// named or else all, and naming one asks for it.
+    /// The lines that a request names; all when it names none. The peer's lines run when it is asked for, those that
+    /// are named or else all, and naming one asks for it.
     fn new(only: &[String], peer: bool) -> Result<Self, Refusal> {
         let names = || LINES.iter().map(|(name, _)| *name).chain(TORCH.iter().map(|(name, _)| *name));
         if let Some(unknown) = only.iter().find(|asked| !names().any(|name| name == asked.as_str())) {
