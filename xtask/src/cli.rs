@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{case, doctor, gate};
+use crate::commands::{bench, case, doctor, gate};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -29,6 +29,7 @@ impl Cli {
             Command::Gate(gate) => gate.run(),
             Command::Case(case) => case.run(),
             Command::Doctor => doctor::run(),
+            Command::Bench(bench) => bench.run(),
         }
     }
 }
@@ -45,6 +46,8 @@ enum Command {
     Case(case::Command),
     /// Show what this program found on this machine
     Doctor,
+    /// Measure the reference's speed against this machine's own limits
+    Bench(bench::Bench),
 }
 
 /// Runs the command that the arguments ask for. `args[0]` is the program's name.

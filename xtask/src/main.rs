@@ -3,6 +3,7 @@
 //! Commands hold no judgement of their own. They find what the request names, hand it to `cases`, `device`
 //! and `goldens`, and show what came back: one module a command, one a report format, exit codes in one place.
 
+mod bench;
 mod cli;
 mod commands;
 mod exit_codes;

@@ -86,7 +86,7 @@ fn reports_are_written_beside_standard_output() {
 #[test]
 fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
     let dir = with_case();
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["gate", "nowhere"], "nowhere"),
         (&["gate", "a", "--no-such-flag"], "--no-such-flag"),
         (&["gate", "a", "--tensors", "out,outt"], "outt"),
@@ -95,6 +95,8 @@ fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
         (&["gate", "a", "--false-alarm", "2"], "2"),
         (&["gate", "--suite", "no/such/suite.yaml"], "no/such/suite.yaml"),
         (&["case", "show", "nowhere"], "nowhere"),
+        (&["bench", "--only", "layer_15b"], "layer_15b"),
+        (&["bench", "--peer", "abacus"], "abacus"),
         (&["gate", "a", "a/case.yaml", "nowhere"], "nowhere"),
     ];
     for (args, named) in cases {

@@ -1,5 +1,6 @@
 //! The commands, one module each.
 
+pub mod bench;
 pub mod case;
 pub mod doctor;
 pub mod gate;
