@@ -24,11 +24,11 @@ impl<T: Pod> Aligned<T> {
         Self { lines: vec![Line::zeroed(); lines], len, of: std::marker::PhantomData }
     }
 
-    /// The rows of `x`, each `depth` long, `stride` apart and filled up with zeros.
-    pub(super) fn rows(x: &[T], depth: usize, stride: usize) -> Self {
+    /// The rows of `x`, each `depth` long, `stride` apart after `shift` zeros and filled up with zeros.
+    pub(super) fn rows(x: &[T], depth: usize, shift: usize, stride: usize) -> Self {
         let mut out = Self::zeros(x.len() / depth.max(1) * stride);
         for (out, x) in out.chunks_exact_mut(stride.max(1)).zip(x.chunks_exact(depth.max(1))) {
-            out[..depth].copy_from_slice(x);
+            out[shift..shift + depth].copy_from_slice(x);
         }
         out
     }

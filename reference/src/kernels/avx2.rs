@@ -95,7 +95,7 @@ fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     }
     let rows = x.len() / depth;
     let stride = depth.next_multiple_of(32);
-    let x = Aligned::rows(x, depth, stride);
+    let x = Aligned::rows(x, depth, 0, stride);
     for start in (0..outputs).step_by(I8_OUTPUTS) {
         // Outputs past the last repeat it and are not stored.
         let block: [&[i8]; I8_OUTPUTS] = from_fn(|j| w.row((start + j).min(outputs - 1)));
@@ -236,7 +236,7 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     // Activations as 16-bit numbers, padded to whole pairs with zeros, which add nothing.
     let padded = depth.next_multiple_of(2);
     let wide: Vec<i16> = x.iter().map(|&code| i16::from(code)).collect();
-    let codes = Aligned::rows(&wide, depth, padded);
+    let codes = Aligned::rows(&wide, depth, 0, padded);
     let row = |k: usize| w.as_ptr().wrapping_offset(k as isize * w.stride()).cast::<u8>();
     let mut stage = Stage::new(width);
     let mut panel: I8Panel = [[_mm256_setzero_si256(); 4]; STAGED / 2];
@@ -352,7 +352,7 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
         return out.fill(0.0);
     }
     let (rows, stride) = (x.len() / depth, depth.next_multiple_of(LANES));
-    let x = Aligned::rows(x, depth, stride);
+    let x = Aligned::rows(x, depth, 0, stride);
     let mut panel: Panel = [[_mm256_setzero_ps(); OUTPUTS]; TERMS / LANES];
     let mut acc = vec![[_mm256_setzero_ps(); OUTPUTS]; rows];
     for start in (0..outputs).step_by(OUTPUTS) {

@@ -102,8 +102,10 @@ fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
         return out.fill(0);
     }
     let offsets: Vec<i32> = x.chunks_exact(depth).map(|row| offset(row)).collect();
-    let stride = depth.next_multiple_of(64);
-    let x = Aligned::rows(x, depth, stride);
+    // Activations are shifted as the first row of weights lies against cache lines, so that loads of neither cross one.
+    let shift = w.as_ptr().addr() % 64;
+    let stride = (shift + depth).next_multiple_of(64);
+    let x = Aligned::rows(x, depth, shift, stride);
     let passes = offsets.len().div_ceil(4);
     for start in (0..outputs).step_by(I8_OUTPUTS) {
         // Outputs past the last repeat it and are not stored.
@@ -117,10 +119,10 @@ fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
             let ahead = (pass, passes, &next);
             let rows = (offsets.len() - first).min(4);
             let sums = match rows {
-                1 => i8_block::<1>(&x[first * stride..], stride, &block, ahead),
-                2 => i8_block::<2>(&x[first * stride..], stride, &block, ahead),
-                3 => i8_block::<3>(&x[first * stride..], stride, &block, ahead),
-                _ => i8_block::<4>(&x[first * stride..], stride, &block, ahead),
+                1 => i8_block::<1>(&x[first * stride..], shift, stride, &block, ahead),
+                2 => i8_block::<2>(&x[first * stride..], shift, stride, &block, ahead),
+                3 => i8_block::<3>(&x[first * stride..], shift, stride, &block, ahead),
+                _ => i8_block::<4>(&x[first * stride..], shift, stride, &block, ahead),
             };
             for r in 0..rows {
                 let offset = offsets[first + r];
@@ -146,31 +148,39 @@ fn offset(x: &[i8]) -> i32 {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn i8_block<const R: usize>(
     x: &[i8],
+    shift: usize,
     stride: usize,
     w: &[&[i8]; I8_OUTPUTS],
     (pass, passes, next): (usize, usize, &[&[i8]; I8_OUTPUTS]),
 ) -> [[i32; I8_OUTPUTS]; 4] {
     let depth = w[0].len();
-    assert!(x.len() >= R * stride && stride >= depth.next_multiple_of(64) && w.iter().all(|row| row.len() == depth));
+    assert!(x.len() >= R * stride && stride >= (shift + depth).next_multiple_of(64) && shift < 64);
+    assert!(w.iter().all(|row| row.len() == depth));
     let flip = _mm512_set1_epi8(-128);
     let mut acc = [[_mm512_setzero_si512(); R]; I8_OUTPUTS];
-    let (x, w, next) = (x.as_ptr(), w.map(<[i8]>::as_ptr), next.map(<[i8]>::as_ptr));
-    for k in (0..depth).step_by(64) {
+    // Weights at `at` are those of term `at - shift`.
+    let w = w.map(|row| row.as_ptr().wrapping_sub(shift));
+    let next = next.map(|row| row.as_ptr().wrapping_sub(shift));
+    let x = x.as_ptr();
+    for at in (0..shift + depth).step_by(64) {
         let mut j = pass;
         while j < I8_OUTPUTS {
-            prefetch(next[j].wrapping_add(k));
+            prefetch(next[j].wrapping_add(at));
             j += passes;
         }
         let mut codes = [flip; R];
         for r in 0..R {
-            // SAFETY: x holds R rows of `stride` codes, which is a multiple of 64 and not below depth.
-            codes[r] = unsafe { _mm512_loadu_si512(x.add(r * stride + k).cast()) };
+            // SAFETY: x holds R rows of `stride` codes, which is a multiple of 64 and holds all terms.
+            codes[r] = unsafe { _mm512_loadu_si512(x.add(r * stride + at).cast()) };
         }
-        let rest = depth - k;
-        let mask = if rest < 64 { (1u64 << rest) - 1 } else { u64::MAX };
+        let mut mask = if at == 0 { u64::MAX << shift } else { u64::MAX };
+        let rest = shift + depth - at;
+        if rest < 64 {
+            mask &= (1 << rest) - 1;
+        }
         for j in 0..I8_OUTPUTS {
             // SAFETY: the mask leaves only elements inside the row; the others meet activations that are zero.
-            let w = unsafe { _mm512_maskz_loadu_epi8(mask, w[j].add(k)) };
+            let w = unsafe { _mm512_maskz_loadu_epi8(mask, w[j].wrapping_add(at)) };
             let w = _mm512_xor_si512(w, flip);
             for r in 0..R {
                 acc[j][r] = _mm512_dpbusd_epi32(acc[j][r], w, codes[r]);
@@ -303,7 +313,7 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let blocks = width.div_ceil(64);
     // Activations padded to whole groups of four with zeros, which add nothing.
     let padded = depth.next_multiple_of(4);
-    let codes = Aligned::rows(x, depth, padded);
+    let codes = Aligned::rows(x, depth, 0, padded);
     let row = |k: usize| w.as_ptr().wrapping_offset(k as isize * w.stride()).cast::<u8>();
     // Lines to prefetch with each group of four terms.
     let share = 4usize.div_ceil(rows.div_ceil(4));
@@ -478,6 +488,7 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
         return out.fill(0.0);
     }
     let packed = Packed::new(x, depth);
+    let sources: Vec<Source<'a>> = (0..outputs).map(source).collect();
     let rows = x.len() / depth;
     let mut panel: Panel = [[_mm512_setzero_ps(); PAIRS]; TERMS / LANES];
     // [group of outputs][row][pair]
@@ -486,7 +497,7 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
     for start in (0..outputs).step_by(OUTPUTS) {
         acc.fill([_mm512_setzero_ps(); PAIRS]);
         // Outputs past the last repeat it and are not stored.
-        let row = |n: usize| source(n.min(outputs - 1));
+        let row = |n: usize| sources[n.min(outputs - 1)];
         let groups = (outputs - start).div_ceil(2 * PAIRS).min(GROUPS);
         for at in (0..depth).step_by(TERMS) {
             let terms = TERMS.min(depth - at);
