@@ -713,9 +713,9 @@ unsafe fn widen_eight(at: *const bf16) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)))
 }
 
-/// Asks for a cache line.
+/// Asks for a cache line in the second level: lines of different rows often share the few sets of the first.
 #[inline(always)]
-fn prefetch<T>(address: *const T) {
+pub(super) fn prefetch<T>(address: *const T) {
     // Not an unsafe function in every release of the standard library.
     #[allow(unused_unsafe)]
     // SAFETY: prefetching reads nothing and never faults, whatever the address.

@@ -5,11 +5,12 @@
 
 use std::arch::x86_64::*;
 use std::array::from_fn;
+use std::cell::Cell;
 
 use half::bf16;
 
 use super::aligned::Aligned;
-use super::avx2;
+use super::avx2::{self, prefetch};
 use super::level::{Block, Kernels};
 use super::plain::Plain;
 use super::sum::LANES;
@@ -91,6 +92,10 @@ impl Kernels for Avx512 {
         unsafe { f32_burst(steps) }
     }
 }
+
+/// Sixteen zeros.
+// SAFETY: all bits zero are sixteen zeros.
+const ZERO: __m512 = unsafe { std::mem::zeroed() };
 
 /// Outputs that a block of an INT8 product computes together.
 const I8_OUTPUTS: usize = 4;
@@ -424,11 +429,11 @@ fn i8_packed<const R: usize>(
 enum Source<'a> {
     /// BF16.
     Bf16(&'a [bf16]),
-    /// INT8 codes and their finite scale.
+    /// INT8 codes and their scale.
     Scaled(&'a [i8], f32),
 }
 
-impl<'a> Source<'a> {
+impl Source<'_> {
     /// Where term `at` lies, and the bytes of a term.
     fn address(&self, at: usize) -> (*const u8, usize) {
         match self {
@@ -440,15 +445,13 @@ impl<'a> Source<'a> {
 
 /// Pairs of outputs whose sums are in registers together.
 const PAIRS: usize = 3;
-/// Groups of so many pairs that a block of outputs holds: activations are read once for all of them.
-const GROUPS: usize = 4;
-/// Outputs of a block.
-const OUTPUTS: usize = 2 * PAIRS * GROUPS;
-/// Terms that are widened together.
+/// Outputs of a block: its activations are read into the first cache level once for all of them.
+const OUTPUTS: usize = 8 * PAIRS;
+/// Terms that a block adds before it goes on to its next outputs.
 const TERMS: usize = 256;
 
 /// Widened weights: for each eight terms, the lanes of two outputs side by side, for each pair.
-type Panel = [[__m512; PAIRS]; TERMS / LANES];
+type Panel = [Cell<[__m512; PAIRS]>; TERMS / LANES];
 
 /// Activation rows in groups of up to eight, each group by eight terms, row by row: as [`dot_block`] reads them. The
 /// last terms are filled up with zeros.
@@ -490,15 +493,15 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
     let packed = Packed::new(x, depth);
     let sources: Vec<Source<'a>> = (0..outputs).map(source).collect();
     let rows = x.len() / depth;
-    let mut panel: Panel = [[_mm512_setzero_ps(); PAIRS]; TERMS / LANES];
-    // [group of outputs][row][pair]
-    let mut acc = vec![[_mm512_setzero_ps(); PAIRS]; GROUPS * rows];
+    let panel: Panel = [const { Cell::new([ZERO; PAIRS]) }; TERMS / LANES];
+    // [group of pairs][row][pair]
+    let mut acc = vec![[ZERO; PAIRS]; OUTPUTS / (2 * PAIRS) * rows];
     let mut ahead = Vec::new();
     for start in (0..outputs).step_by(OUTPUTS) {
-        acc.fill([_mm512_setzero_ps(); PAIRS]);
+        acc.fill([ZERO; PAIRS]);
         // Outputs past the last repeat it and are not stored.
-        let row = |n: usize| sources[n.min(outputs - 1)];
-        let groups = (outputs - start).div_ceil(2 * PAIRS).min(GROUPS);
+        let row = |n: usize| &sources[n.min(outputs - 1)];
+        let groups = (outputs - start).div_ceil(2 * PAIRS).min(OUTPUTS / (2 * PAIRS));
         for at in (0..depth).step_by(TERMS) {
             let terms = TERMS.min(depth - at);
             // What comes next: later terms of these outputs, or the first ones of the next.
@@ -511,18 +514,17 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
             let passes = groups * packed.groups.len();
             let mut ahead = ahead.chunks(ahead.len().div_ceil(passes));
             for (group, acc) in acc.chunks_exact_mut(rows).enumerate().take(groups) {
-                for pair in 0..PAIRS {
-                    let n = start + 2 * (group * PAIRS + pair);
-                    widen(row(n), row(n + 1), at, terms, &mut panel, pair);
-                }
-                for &(first, size, values) in &packed.groups {
+                let weights: [&Source<'a>; 2 * PAIRS] = from_fn(|j| row(start + group * 2 * PAIRS + j));
+                for (index, &(first, size, values)) in packed.groups.iter().enumerate() {
                     let x = &packed.values[values + at * size..];
                     let (acc, ahead) = (&mut acc[first..first + size], ahead.next().unwrap_or_default());
+                    // The first rows widen the weights that all share.
+                    let weights = (index == 0).then_some(&weights);
                     match size {
-                        1 => dot_block::<1>(x, terms, &panel, acc, ahead),
-                        2 => dot_block::<2>(x, terms, &panel, acc, ahead),
-                        4 => dot_block::<4>(x, terms, &panel, acc, ahead),
-                        _ => dot_block::<8>(x, terms, &panel, acc, ahead),
+                        1 => dot_group::<1>(x, weights, at, terms, &panel, acc, ahead),
+                        2 => dot_group::<2>(x, weights, at, terms, &panel, acc, ahead),
+                        4 => dot_group::<4>(x, weights, at, terms, &panel, acc, ahead),
+                        _ => dot_group::<8>(x, weights, at, terms, &panel, acc, ahead),
                     }
                 }
             }
@@ -540,89 +542,118 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
     }
 }
 
-/// Widens `terms` weights of two outputs from term `at` on.
+/// Adds `terms` terms from `at` on to the lanes of `R` activation rows; with `weights`, the panel is filled on the way.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn widen(a: Source<'_>, b: Source<'_>, at: usize, terms: usize, panel: &mut Panel, pair: usize) {
-    match (a, b) {
-        (Source::Bf16(a), Source::Bf16(b)) => {
-            widen_rows(&a[at..at + terms], &b[at..at + terms], bf16::ZERO, panel, pair, |a, b| {
-                // SAFETY: eight BF16 values are 128 bits each.
-                let (a, b) = unsafe { (_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast())) };
-                let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(both)))
-            });
-        }
-        (Source::Scaled(a, scale_a), Source::Scaled(b, scale_b)) => {
-            let scale = _mm512_insertf32x8::<1>(_mm512_set1_ps(scale_a), _mm256_set1_ps(scale_b));
-            widen_rows(&a[at..at + terms], &b[at..at + terms], 0, panel, pair, |a, b| {
-                // SAFETY: eight codes are 64 bits each.
-                let (a, b) = unsafe { (_mm_loadl_epi64(a.cast()), _mm_loadl_epi64(b.cast())) };
-                let codes = _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b));
-                // BF16_RNE(f32(code) * scale). Veltkamp's splitting leaves the upper 8 of 24 bits, rounded to nearest,
-                // ties to even, where neither overflow nor subnormal numbers come in its way.
-                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scale);
-                let spread = _mm512_mul_ps(product, _mm512_set1_ps(65537.0));
-                _mm512_sub_ps(spread, _mm512_sub_ps(spread, product))
-            });
-        }
-        // All rows of a product come from one source.
-        _ => {}
-    }
-}
-
-/// Fills a pair's column of the panel: `eight` widens eight weights of each row.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn widen_rows<T: Copy>(
-    a: &[T],
-    b: &[T],
-    zero: T,
-    panel: &mut Panel,
-    pair: usize,
-    eight: impl Fn(*const T, *const T) -> __m512,
+fn dot_group<const R: usize>(
+    x: &[f32],
+    weights: Option<&[&Source<'_>; 2 * PAIRS]>,
+    at: usize,
+    terms: usize,
+    panel: &Panel,
+    out: &mut [[__m512; PAIRS]],
+    ahead: &[*const u8],
 ) {
-    let whole = a.len() / LANES;
-    assert!(a.len() == b.len());
-    for (step, panel) in panel[..whole].iter_mut().enumerate() {
-        panel[pair] = eight(a.as_ptr().wrapping_add(step * LANES), b.as_ptr().wrapping_add(step * LANES));
+    let Some(weights) = weights else { return dot_block::<R>(x, terms, panel, out, ahead, |_| {}) };
+    let mut scales = [ZERO; PAIRS];
+    for pair in 0..PAIRS {
+        if let (Source::Scaled(_, a), Source::Scaled(_, b)) = (weights[2 * pair], weights[2 * pair + 1]) {
+            scales[pair] = _mm512_insertf32x8::<1>(_mm512_set1_ps(*a), _mm256_set1_ps(*b));
+        }
     }
-    let rest = a.len() % LANES;
-    if rest > 0 {
-        // The last terms are read from a padded copy; the padding is never added.
-        let (mut last_a, mut last_b) = ([zero; LANES], [zero; LANES]);
-        last_a[..rest].copy_from_slice(&a[whole * LANES..]);
-        last_b[..rest].copy_from_slice(&b[whole * LANES..]);
-        panel[whole][pair] = eight(last_a.as_ptr(), last_b.as_ptr());
+    let from: [*const u8; 2 * PAIRS] = weights.map(|row| row.address(at).0);
+    let whole = terms / LANES;
+    match weights[0] {
+        Source::Bf16(_) => {
+            let last = last_terms(weights, at, terms, |row, k| if let Source::Bf16(row) = row { row[k] } else { bf16::ZERO });
+            let from = from.map(<*const u8>::cast::<bf16>);
+            dot_block::<R>(x, terms, panel, out, ahead, |step| {
+                let mut widened = [ZERO; PAIRS];
+                for pair in 0..PAIRS {
+                    let eight = |j: usize| {
+                        if step < whole { from[j].wrapping_add(step * LANES) } else { last[j].as_ptr() }
+                    };
+                    // SAFETY: eight BF16 values of the row, or of the padded copy, are 128 bits each.
+                    let (a, b) = unsafe {
+                        (_mm_loadu_si128(eight(2 * pair).cast()), _mm_loadu_si128(eight(2 * pair + 1).cast()))
+                    };
+                    let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
+                    widened[pair] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(both)));
+                }
+                panel[step].set(widened);
+            });
+        }
+        Source::Scaled(..) => {
+            let last = last_terms(weights, at, terms, |row, k| if let Source::Scaled(row, _) = row { row[k] } else { 0 });
+            let from = from.map(<*const u8>::cast::<i8>);
+            let splitter = _mm512_set1_ps(65537.0);
+            dot_block::<R>(x, terms, panel, out, ahead, |step| {
+                let mut widened = [ZERO; PAIRS];
+                for pair in 0..PAIRS {
+                    let eight = |j: usize| {
+                        if step < whole { from[j].wrapping_add(step * LANES) } else { last[j].as_ptr() }
+                    };
+                    // SAFETY: eight codes of the row, or of the padded copy, are 64 bits each.
+                    let (a, b) = unsafe {
+                        (_mm_loadl_epi64(eight(2 * pair).cast()), _mm_loadl_epi64(eight(2 * pair + 1).cast()))
+                    };
+                    let codes = _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b));
+                    // BF16_RNE(f32(code) * scale). Veltkamp's splitting leaves the upper 8 of 24 bits, rounded to
+                    // nearest, ties to even, where neither overflow nor subnormal numbers come in its way.
+                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scales[pair]);
+                    let spread = _mm512_mul_ps(product, splitter);
+                    widened[pair] = _mm512_sub_ps(spread, _mm512_sub_ps(spread, product));
+                }
+                panel[step].set(widened);
+            });
+        }
     }
 }
 
-/// Asks for a cache line in the second level: lines of different rows often share the few sets of the first.
-#[inline(always)]
-fn prefetch<T>(address: *const T) {
-    // Not an unsafe function in every release of the standard library.
-    #[allow(unused_unsafe)]
-    // SAFETY: prefetching reads nothing and never faults, whatever the address.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T1>(address.cast());
+/// The terms after the last whole eight of each row, filled up with zeros.
+fn last_terms<T: Copy + Default>(
+    weights: &[&Source<'_>; 2 * PAIRS],
+    at: usize,
+    terms: usize,
+    term: impl Fn(&Source<'_>, usize) -> T,
+) -> [[T; LANES]; 2 * PAIRS] {
+    let mut last = [[T::default(); LANES]; 2 * PAIRS];
+    for (last, row) in last.iter_mut().zip(weights) {
+        for (k, last) in (terms - terms % LANES..terms).zip(last) {
+            *last = term(row, at + k);
+        }
     }
+    last
 }
 
-/// Adds a panel's products to the lanes of `R` activation rows, and prefetches the lines `ahead` meanwhile.
+/// Adds a panel's products to the lanes of `R` activation rows and prefetches the lines `ahead`. `widen` is called for
+/// every eight terms one step before they are added, so that multiply-adds do not wait for it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn dot_block<const R: usize>(x: &[f32], terms: usize, panel: &Panel, out: &mut [[__m512; PAIRS]], ahead: &[*const u8]) {
-    let (whole, rest) = (terms / LANES, terms % LANES);
-    assert!(x.len() >= terms.div_ceil(LANES) * R * LANES && out.len() == R);
-    let mut acc = [[_mm512_setzero_ps(); PAIRS]; R];
+fn dot_block<const R: usize>(
+    x: &[f32],
+    terms: usize,
+    panel: &Panel,
+    out: &mut [[__m512; PAIRS]],
+    ahead: &[*const u8],
+    widen: impl Fn(usize),
+) {
+    let (whole, rest, steps) = (terms / LANES, terms % LANES, terms.div_ceil(LANES));
+    assert!(x.len() >= steps * R * LANES && out.len() == R && steps <= panel.len());
+    let mut acc = [[ZERO; PAIRS]; R];
     for r in 0..R {
         acc[r] = out[r];
     }
     let mut x = x.as_ptr();
-    for (step, w) in panel[..whole].iter().enumerate() {
+    widen(0);
+    for step in 0..whole {
         if let Some(&line) = ahead.get(step) {
             prefetch(line);
         }
+        if step + 1 < steps {
+            widen(step + 1);
+        }
+        let w = panel[step].get();
         for r in 0..R {
             // SAFETY: eight activations of row r, inside the slice by the assertion above.
             let x = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(x.add(r * LANES)) });
@@ -636,13 +667,13 @@ fn dot_block<const R: usize>(x: &[f32], terms: usize, panel: &Panel, out: &mut [
         prefetch(line);
     }
     if rest > 0 {
-        let mask = (1u16 << rest) - 1;
+        // Lanes without a term keep their value: adding zero could turn -0 into +0.
+        let (w, mask) = (panel[whole].get(), (1u16 << rest) - 1);
         for r in 0..R {
             // SAFETY: as above.
             let x = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(x.add(r * LANES)) });
             for pair in 0..PAIRS {
-                // Lanes without a term keep their value: adding zero could turn -0 into +0.
-                acc[r][pair] = _mm512_mask3_fmadd_ps(x, panel[whole][pair], acc[r][pair], mask | mask << LANES);
+                acc[r][pair] = _mm512_mask3_fmadd_ps(x, w[pair], acc[r][pair], mask | mask << LANES);
             }
         }
     }
