@@ -97,9 +97,6 @@ impl Kernels for Avx512 {
 // SAFETY: all bits zero are sixteen zeros.
 const ZERO: __m512 = unsafe { std::mem::zeroed() };
 
-/// Outputs that a block of an INT8 product computes together.
-const I8_OUTPUTS: usize = 4;
-
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let (depth, outputs) = (w.width(), w.rows());
@@ -111,32 +108,50 @@ fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let shift = w.as_ptr().addr() % 64;
     let stride = (shift + depth).next_multiple_of(64);
     let x = Aligned::rows(x, depth, shift, stride);
-    let passes = offsets.len().div_ceil(4);
-    for start in (0..outputs).step_by(I8_OUTPUTS) {
+    // Many rows: few outputs at a time, each register of weights used by all of them. Few rows: more weights in flight.
+    if offsets.len() > 4 {
+        i8_blocks::<3>(&x, &offsets, shift, stride, w, out);
+    } else {
+        i8_blocks::<4>(&x, &offsets, shift, stride, w, out);
+    }
+}
+
+/// The product, `J` outputs at a time.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn i8_blocks<const J: usize>(
+    x: &[i8],
+    offsets: &[i32],
+    shift: usize,
+    stride: usize,
+    w: Block<'_, i8>,
+    out: &mut [i32],
+) {
+    let (outputs, rows) = (w.rows(), offsets.len());
+    let sizes = |rows: usize| [8, 4, 2, 1].into_iter().find(|&size| size <= rows).unwrap_or(1);
+    let passes = rows / 8 + (rows % 8).count_ones() as usize;
+    for start in (0..outputs).step_by(J) {
         // Outputs past the last repeat it and are not stored.
         let row = |n: usize| w.row(n.min(outputs - 1));
-        let block: [&[i8]; I8_OUTPUTS] = from_fn(|j| row(start + j));
-        let next: [&[i8]; I8_OUTPUTS] = from_fn(|j| row(start + I8_OUTPUTS + j));
-        let count = I8_OUTPUTS.min(outputs - start);
+        let block: [&[i8]; J] = from_fn(|j| row(start + j));
+        let next: [&[i8]; J] = from_fn(|j| row(start + J + j));
         let mut first = 0;
         for pass in 0..passes {
             // Every pass prefetches its share of the next block.
-            let ahead = (pass, passes, &next);
-            let rows = (offsets.len() - first).min(4);
-            let sums = match rows {
-                1 => i8_block::<1>(&x[first * stride..], shift, stride, &block, ahead),
-                2 => i8_block::<2>(&x[first * stride..], shift, stride, &block, ahead),
-                3 => i8_block::<3>(&x[first * stride..], shift, stride, &block, ahead),
-                _ => i8_block::<4>(&x[first * stride..], shift, stride, &block, ahead),
+            let (x, ahead) = (&x[first * stride..], (pass, passes, &next));
+            let size = sizes(rows - first);
+            let sums = match size {
+                1 => i8_block::<1, J>(x, shift, stride, &block, ahead),
+                2 => i8_block::<2, J>(x, shift, stride, &block, ahead),
+                4 => i8_block::<4, J>(x, shift, stride, &block, ahead),
+                _ => i8_block::<8, J>(x, shift, stride, &block, ahead),
             };
-            for r in 0..rows {
-                let offset = offsets[first + r];
-                let at = (first + r) * outputs + start;
-                for (out, sum) in out[at..at + count].iter_mut().zip(sums[r]) {
-                    *out = sum.wrapping_sub(offset);
+            for (sums, row) in sums.iter().zip(first..first + size) {
+                for (out, sum) in out[row * outputs..(row + 1) * outputs][start..].iter_mut().zip(&sums[..J]) {
+                    *out = sum.wrapping_sub(offsets[row]);
                 }
             }
-            first += rows;
+            first += size;
         }
     }
 }
@@ -148,53 +163,57 @@ fn offset(x: &[i8]) -> i32 {
     x.iter().map(|&code| i32::from(code)).sum::<i32>().wrapping_mul(128)
 }
 
-/// The sums of four outputs over `R` activation rows, weights taken as unsigned.
+/// The sums of `J` outputs, at most four, over `R` activation rows, at most eight, weights taken as unsigned.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn i8_block<const R: usize>(
+fn i8_block<const R: usize, const J: usize>(
     x: &[i8],
     shift: usize,
     stride: usize,
-    w: &[&[i8]; I8_OUTPUTS],
-    (pass, passes, next): (usize, usize, &[&[i8]; I8_OUTPUTS]),
-) -> [[i32; I8_OUTPUTS]; 4] {
+    w: &[&[i8]; J],
+    (pass, passes, next): (usize, usize, &[&[i8]; J]),
+) -> [[i32; 4]; 8] {
     let depth = w[0].len();
     assert!(x.len() >= R * stride && stride >= (shift + depth).next_multiple_of(64) && shift < 64);
     assert!(w.iter().all(|row| row.len() == depth));
     let flip = _mm512_set1_epi8(-128);
-    let mut acc = [[_mm512_setzero_si512(); R]; I8_OUTPUTS];
+    let mut acc = [[_mm512_setzero_si512(); R]; J];
     // Weights at `at` are those of term `at - shift`.
     let w = w.map(|row| row.as_ptr().wrapping_sub(shift));
     let next = next.map(|row| row.as_ptr().wrapping_sub(shift));
     let x = x.as_ptr();
     for at in (0..shift + depth).step_by(64) {
         let mut j = pass;
-        while j < I8_OUTPUTS {
+        while j < J {
             prefetch(next[j].wrapping_add(at));
             j += passes;
-        }
-        let mut codes = [flip; R];
-        for r in 0..R {
-            // SAFETY: x holds R rows of `stride` codes, which is a multiple of 64 and holds all terms.
-            codes[r] = unsafe { _mm512_loadu_si512(x.add(r * stride + at).cast()) };
         }
         let mut mask = if at == 0 { u64::MAX << shift } else { u64::MAX };
         let rest = shift + depth - at;
         if rest < 64 {
             mask &= (1 << rest) - 1;
         }
-        for j in 0..I8_OUTPUTS {
+        let mut weights = [flip; J];
+        for j in 0..J {
             // SAFETY: the mask leaves only elements inside the row; the others meet activations that are zero.
             let w = unsafe { _mm512_maskz_loadu_epi8(mask, w[j].wrapping_add(at)) };
-            let w = _mm512_xor_si512(w, flip);
-            for r in 0..R {
-                acc[j][r] = _mm512_dpbusd_epi32(acc[j][r], w, codes[r]);
+            weights[j] = _mm512_xor_si512(w, flip);
+        }
+        for r in 0..R {
+            // SAFETY: x holds R rows of `stride` codes, which is a multiple of 64 and holds all terms.
+            let codes = unsafe { _mm512_loadu_si512(x.add(r * stride + at).cast()) };
+            for j in 0..J {
+                acc[j][r] = _mm512_dpbusd_epi32(acc[j][r], weights[j], codes);
             }
         }
     }
-    let mut sums = [[0; I8_OUTPUTS]; 4];
+    let mut sums = [[0; 4]; 8];
     for r in 0..R {
-        sums[r] = add_lanes([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
+        let mut registers = [flip; 4];
+        for j in 0..J {
+            registers[j] = acc[j][r];
+        }
+        sums[r] = add_lanes(registers);
     }
     sums
 }

@@ -160,8 +160,9 @@ impl<'a> Reading<'a> {
 /// [`matmul_down`] on a level of the caller's choice.
 #[must_use]
 pub fn matmul_down_on(level: &dyn Kernels, x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) -> Array2<f32> {
-    let Distinct { of_row, rows, values, transposed } = Distinct::of(x);
+    let Distinct { of_row, rows, values } = Distinct::of(x);
     let (columns, reading) = (w.dim().1, Reading::of(w, order));
+    let transposed = if matches!(reading, Reading::Tiles) { transposed(&values, rows) } else { Vec::new() };
     by_columns(&of_row, rows, columns, reading.tile(columns, rows), |start, width, out| match reading {
         Reading::Columns(block) => level.bf16_columns(&values, block.some_columns(start, width), out),
         Reading::Outputs(block) => level.bf16_outputs(&values, block.some_rows(start, width), out),
@@ -190,17 +191,35 @@ struct Distinct {
     rows: usize,
     /// Their values, `[rows, K]`.
     values: Vec<f32>,
-    /// Their values, `[K, rows]`.
-    transposed: Vec<f32>,
 }
 
 impl Distinct {
     fn of(x: ArrayView2<'_, f32>) -> Self {
-        let (of_row, first) = distinct_rows(x.mapv(f32::to_bits).view());
-        let values = x.select(Axis(0), &first);
-        let transposed = values.t().iter().copied().collect();
-        Self { of_row, rows: first.len(), values: values.into_iter().collect(), transposed }
+        let mut first: Vec<usize> = Vec::new();
+        let mut of_row = Vec::with_capacity(x.nrows());
+        let equal = |a: usize, b: usize| x.row(a).iter().zip(x.row(b)).all(|(a, b)| a.to_bits() == b.to_bits());
+        for row in 0..x.nrows() {
+            let known = first.iter().position(|&other| equal(row, other));
+            of_row.push(known.unwrap_or(first.len()));
+            if known.is_none() {
+                first.push(row);
+            }
+        }
+        let mut values = Vec::with_capacity(first.len() * x.ncols());
+        for &row in &first {
+            match x.row(row).as_slice() {
+                Some(row) => values.extend_from_slice(row),
+                None => values.extend(x.row(row)),
+            }
+        }
+        Self { of_row, rows: first.len(), values }
     }
+}
+
+/// `[rows, K]` as `[K, rows]`.
+fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
+    let depth = values.len() / rows.max(1);
+    (0..depth).flat_map(|k| (0..rows).map(move |row| values[row * depth + k])).collect()
 }
 
 /// The exact product and the sum of its squared terms, for the bounds of [`crate::bounds`]: float64
@@ -209,11 +228,12 @@ impl Distinct {
 #[must_use]
 pub fn exact_bf16_product(x: ArrayView2<'_, f32>, w: DownWeight<'_>) -> (Array2<f64>, Array2<f64>) {
     let distinct = Distinct::of(x);
+    let transposed = transposed(&distinct.values, distinct.rows);
     let both = by_columns(&distinct.of_row, distinct.rows, w.dim().1, ORDERED_TILE, |start, width, out| {
         let tile = w.columns(start..start + width);
         let tile = tile.as_standard_layout();
         if let Some(block) = Block::new(tile.view()) {
-            exact_tile(&distinct.transposed, block, out);
+            exact_tile(&transposed, block, out);
         }
     });
     (both.mapv(|pair: (f64, f32)| pair.0), both.mapv(|pair| f64::from(pair.1)))
