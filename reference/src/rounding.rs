@@ -61,7 +61,7 @@ pub fn to_bf16(value: f32, rule: Rounding) -> bf16 {
 
 /// Narrows under `rule` and widens again: what later steps see of a cast value.
 #[must_use]
-#[inline]
+#[inline(always)]
 pub fn round_f32(value: f32, rule: Rounding) -> f32 {
     if rule == Rounding::None { value } else { to_bf16(value, rule).to_f32() }
 }

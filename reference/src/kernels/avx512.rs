@@ -584,7 +584,8 @@ fn dot_group<const R: usize>(
     let whole = terms / LANES;
     match weights[0] {
         Source::Bf16(_) => {
-            let last = last_terms(weights, at, terms, |row, k| if let Source::Bf16(row) = row { row[k] } else { bf16::ZERO });
+            let last =
+                last_terms(weights, at, terms, |row, k| if let Source::Bf16(row) = row { row[k] } else { bf16::ZERO });
             let from = from.map(<*const u8>::cast::<bf16>);
             dot_block::<R>(x, terms, panel, out, ahead, |step| {
                 let mut widened = [ZERO; PAIRS];
@@ -603,7 +604,8 @@ fn dot_group<const R: usize>(
             });
         }
         Source::Scaled(..) => {
-            let last = last_terms(weights, at, terms, |row, k| if let Source::Scaled(row, _) = row { row[k] } else { 0 });
+            let last =
+                last_terms(weights, at, terms, |row, k| if let Source::Scaled(row, _) = row { row[k] } else { 0 });
             let from = from.map(<*const u8>::cast::<i8>);
             let splitter = _mm512_set1_ps(65537.0);
             dot_block::<R>(x, terms, panel, out, ahead, |step| {

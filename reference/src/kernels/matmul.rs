@@ -94,7 +94,7 @@ pub fn matmul_i8_on(level: &dyn Kernels, x: ArrayView2<'_, i8>, w: ArrayView2<'_
         return matmul_i8_on(level, x, w.as_standard_layout().view());
     };
     let (of_row, first) = distinct_rows(x);
-    let codes: Vec<i8> = first.iter().flat_map(|&row| x.row(row).to_vec()).collect();
+    let codes = x.select(Axis(0), &first).into_raw_vec_and_offset().0;
     let most = match layout {
         Layout::Columns(_) => COLUMNS_SUMS / (first.len() * size_of::<i32>()).max(1),
         Layout::Outputs(_) => OUTPUTS_TILE,

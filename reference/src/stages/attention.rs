@@ -1,6 +1,5 @@
 //! Steps 7 and 8: online softmax over a paged BF16 cache in tiles of 16 tokens, and the padding rows.
 
-use std::borrow::Cow;
 use std::ops::Deref;
 
 use half::bf16;
@@ -8,7 +7,7 @@ use ndarray::{Array2, ArrayView1};
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::{Context, Output, Trace, narrowed};
+use super::{Context, Output, Trace, contiguous, narrowed};
 use crate::elementary::{exp, exp_all};
 use crate::geometry::{BATCH, TILE};
 use crate::inputs::{LayerInputs, cache_row};
@@ -213,11 +212,6 @@ fn weighted_sum(probs: &[f32], values: &[&[bf16]], order: &SumOrder, out: &mut [
             *out = order.sum(probs.len(), |t| probs[t] * values[t][d]);
         }
     }
-}
-
-/// The elements of a row, where they lie if they lie side by side.
-fn contiguous(row: ArrayView1<'_, bf16>) -> Cow<'_, [bf16]> {
-    row.to_slice().map_or_else(|| Cow::Owned(row.to_vec()), Cow::Borrowed)
 }
 
 fn widened(values: &[bf16]) -> Vec<f32> {

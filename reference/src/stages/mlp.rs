@@ -1,12 +1,12 @@
 //! Steps 12 and 13: SwiGLU, the down projection and the layer's output.
 
-use ndarray::{Array2, Axis, Zip, concatenate, s};
+use ndarray::{Axis, concatenate, s};
 
-use super::{Context, Output, Trace, narrowed, plain};
+use super::{Context, Output, Trace, by_rows, contiguous, narrowed, plain};
 use crate::elementary::{exp_all, reciprocal};
 use crate::geometry::BATCH;
 use crate::kernels::{SumOrder, matmul_down};
-use crate::policy::Site;
+use crate::policy::{Freedom, Site};
 use crate::rounding::round_f32;
 use crate::tensor::TensorId as T;
 
@@ -15,18 +15,28 @@ use crate::tensor::TensorId as T;
 pub fn silu(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let (gate, up, inv) = (trace.f32(T::GateAccAll), trace.f32(T::UpAccAll), trace.f32(T::InvRmsTile));
     let freedom = context.policy.freedom;
-    let mut wide = Array2::zeros(gate.dim());
-    Zip::from(wide.rows_mut()).and(gate.rows()).and(up.rows()).and(inv.rows()).par_for_each(
-        |mut out, gate, up, inv| {
-            let inv = inv[0];
-            let mut exps: Vec<f32> = gate.iter().map(|gate| -(gate * inv)).collect();
-            exp_all(&mut exps, freedom);
-            Zip::from(&mut out).and(gate).and(up).and(&exps[..]).for_each(|out, gate, up, exp| {
-                let (g, u) = (gate * inv, up * inv);
-                *out = (g * reciprocal(exp + 1.0, freedom)) * u;
-            });
-        },
-    );
+    let wide = by_rows(BATCH, gate.ncols(), |b, out| {
+        let inv = inv[(b, 0)];
+        let (gate, up) = (contiguous(gate.row(b)), contiguous(up.row(b)));
+        let step = |exp: f32, reciprocal: &dyn Fn(f32) -> f32, gate: f32, up: f32| {
+            ((gate * inv) * reciprocal(exp + 1.0)) * (up * inv)
+        };
+        out.iter_mut().zip(&*gate).for_each(|(out, gate)| *out = -(gate * inv));
+        exp_all(out, freedom);
+        match freedom {
+            // Nothing to draw: a loop that vectorizes.
+            Freedom::Canonical | Freedom::Emulated => {
+                for ((out, gate), up) in out.iter_mut().zip(&*gate).zip(&*up) {
+                    *out = step(*out, &|x| 1.0 / x, *gate, *up);
+                }
+            }
+            Freedom::Sampled { .. } | Freedom::Enlarged { .. } => {
+                for ((out, gate), up) in out.iter_mut().zip(&*gate).zip(&*up) {
+                    *out = step(*out, &|x| reciprocal(x, freedom), *gate, *up);
+                }
+            }
+        }
+    });
     narrowed(context, T::MlpDownTile, Site::Silu, wide)
 }
 
@@ -47,7 +57,11 @@ pub fn out(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let parts = trace.f32(T::DownAccParts);
     let h1b = trace.widened(T::PostNormPartial, context.policy.at(Site::Residual));
     let rule = context.policy.at(Site::Down);
-    let wide =
-        Array2::from_shape_fn(h1b.dim(), |(b, n)| round_f32(parts[(b, n)] + parts[(BATCH + b, n)], rule) + h1b[(b, n)]);
+    let wide = by_rows(BATCH, h1b.ncols(), |b, out| {
+        let (part0, part1, h1b) = (contiguous(parts.row(b)), contiguous(parts.row(BATCH + b)), contiguous(h1b.row(b)));
+        for (n, out) in out.iter_mut().enumerate() {
+            *out = round_f32(part0[n] + part1[n], rule) + h1b[n];
+        }
+    });
     narrowed(context, T::Out, Site::Out, wide)
 }

@@ -11,13 +11,15 @@ mod project;
 mod quantize;
 mod rope;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView2, Zip, s};
+use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
 use pulp::Arch;
+use rayon::prelude::*;
 
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
@@ -411,6 +413,22 @@ fn narrowed(context: &Context<'_, '_>, id: TensorId, site: Site, wide: Array2<f3
         }
     });
     vec![Output { id, tensor: Tensor::Bf16(tensor), wide: Some(wide) }]
+}
+
+/// `[rows, width]` values, each row filled by `row` on one thread, compiled for the CPU's vector level.
+fn by_rows(rows: usize, width: usize, row: impl Fn(usize, &mut [f32]) + Sync) -> Array2<f32> {
+    let mut out = Array2::zeros((rows, width));
+    out.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(index, mut out)| {
+        if let Some(out) = out.as_slice_mut() {
+            Arch::new().dispatch(|| row(index, out));
+        }
+    });
+    out
+}
+
+/// The elements of a row, where they lie if they lie side by side.
+fn contiguous<T: Clone>(row: ArrayView1<'_, T>) -> Cow<'_, [T]> {
+    row.to_slice().map_or_else(|| Cow::Owned(row.to_vec()), Cow::Borrowed)
 }
 
 /// The array with its rows as slices, which vector loops want; nearly every one has them already.

@@ -1,8 +1,9 @@
 //! Steps 1, 2, 5 and 10: norms, head norms and the residual.
 
+use half::bf16;
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
-use super::{Context, Output, Trace, narrowed, plain};
+use super::{Context, Output, Trace, by_rows, contiguous, narrowed, plain};
 use crate::elementary::inverse_sqrt;
 use crate::geometry::BATCH;
 use crate::kernels::SumOrder;
@@ -11,14 +12,18 @@ use crate::tensor::TensorId as T;
 
 /// Step 1: `normed = cast@normed(f32(x) * gamma_in)`. The RMS is not in it.
 pub fn normed(context: &Context<'_, '_>, _: &Trace) -> Vec<Output> {
-    let gamma = context.inputs.weights.input_rms_weight;
-    let wide = residual_input(context) * gamma;
+    let (x, gamma) = (context.inputs.hidden_states, contiguous(context.inputs.weights.input_rms_weight));
+    let wide = by_rows(BATCH, x.ncols(), |b, out| {
+        for ((out, x), gamma) in out.iter_mut().zip(&*contiguous(x.row(b))).zip(&*gamma) {
+            *out = x.to_f32() * gamma;
+        }
+    });
     narrowed(context, T::NormedStates, Site::Normed, wide)
 }
 
 /// Step 2: `inv_rms = 1 / sqrt(sum(x^2) * (1/H) + eps)`.
 pub fn inv_rms(context: &Context<'_, '_>, _: &Trace) -> Vec<Output> {
-    plain(T::InvRmsStates, row_inverse_rms(context, residual_input(context).view(), 256))
+    plain(T::InvRmsStates, row_inverse_rms(context, context.inputs.hidden_states.mapv(bf16::to_f32).view(), 256))
 }
 
 /// Step 5 for queries: the head norm.
@@ -43,7 +48,13 @@ pub fn residual(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 
 /// Step 10: `mlp_in = cast@mlp_in(h1 * gamma_post)`, from the FP32 h1.
 pub fn mlp_in(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
-    let wide = h1(context, trace) * context.inputs.weights.post_rms_weight;
+    let gamma = contiguous(context.inputs.weights.post_rms_weight);
+    let h1 = h1(context, trace);
+    let wide = by_rows(BATCH, h1.ncols(), |b, out| {
+        for ((out, h1), gamma) in out.iter_mut().zip(&*contiguous(h1.row(b))).zip(&*gamma) {
+            *out = h1 * gamma;
+        }
+    });
     narrowed(context, T::MlpNormIn, Site::MlpIn, wide)
 }
 
@@ -54,12 +65,12 @@ pub fn post_inv(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 
 /// The FP32 residual stream after attention, `proj + f32(x)`.
 fn h1(context: &Context<'_, '_>, trace: &Trace) -> Array2<f32> {
-    &trace.f32(T::AttnProjFp32) + &residual_input(context)
-}
-
-/// The layer's input, widened.
-fn residual_input(context: &Context<'_, '_>) -> Array2<f32> {
-    context.inputs.hidden_states.mapv(half::bf16::to_f32)
+    let (proj, x) = (trace.f32(T::AttnProjFp32), context.inputs.hidden_states);
+    by_rows(BATCH, x.ncols(), |b, out| {
+        for ((out, proj), x) in out.iter_mut().zip(&*contiguous(proj.row(b))).zip(&*contiguous(x.row(b))) {
+            *out = proj + x.to_f32();
+        }
+    })
 }
 
 /// `1 / sqrt(mean of squares + eps)` of each row, `[rows, 1]`.
@@ -67,15 +78,12 @@ fn row_inverse_rms(context: &Context<'_, '_>, x: ArrayView2<'_, f32>, chunk: usi
     let freedom = context.policy.freedom;
     let order = SumOrder::vector(freedom, x.ncols(), chunk);
     let eps = context.inputs.geometry.rms_norm_eps;
-    let mut out = Array2::zeros((x.nrows(), 1));
-    for (row, values) in x.rows().into_iter().enumerate() {
-        out[(row, 0)] = inverse_rms(values, &order, eps, freedom);
-    }
-    out
+    by_rows(x.nrows(), 1, |row, out| out[0] = inverse_rms(&contiguous(x.row(row)), &order, eps, freedom))
 }
 
 /// `1 / sqrt(sum(x^2) * (1/n) + eps)`.
-fn inverse_rms(x: ArrayView1<'_, f32>, order: &SumOrder, eps: f32, freedom: Freedom) -> f32 {
+#[inline(always)]
+fn inverse_rms(x: &[f32], order: &SumOrder, eps: f32, freedom: Freedom) -> f32 {
     let sum = order.sum(x.len(), |i| x[i] * x[i]);
     inverse_sqrt(sum * (1.0 / x.len() as f32) + eps, freedom)
 }
@@ -86,12 +94,16 @@ fn head_norm(context: &Context<'_, '_>, trace: &Trace, proj: T, gamma: ArrayView
     let (freedom, dim) = (context.policy.freedom, context.inputs.geometry.head_dim);
     let order = SumOrder::vector(freedom, dim, dim);
     let eps = context.inputs.geometry.rms_norm_eps;
-    let mut z = &trace.f32(proj) * &trace.f32(T::InvRmsStates);
-    for row in 0..BATCH {
-        for mut head in z.row_mut(row).exact_chunks_mut(dim) {
-            let inv = inverse_rms(head.view(), &order, eps, freedom);
-            head.zip_mut_with(&gamma, |z, gamma| *z = (*z * gamma) * inv);
+    let (proj, inv_rms, gamma) = (trace.f32(proj), trace.f32(T::InvRmsStates), contiguous(gamma));
+    by_rows(BATCH, proj.ncols(), |b, out| {
+        for (z, proj) in out.iter_mut().zip(&*contiguous(proj.row(b))) {
+            *z = proj * inv_rms[(b, 0)];
         }
-    }
-    z
+        for head in out.chunks_exact_mut(dim) {
+            let inv = inverse_rms(head, &order, eps, freedom);
+            for (z, gamma) in head.iter_mut().zip(&*gamma) {
+                *z = (*z * gamma) * inv;
+            }
+        }
+    })
 }

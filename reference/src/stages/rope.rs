@@ -1,8 +1,6 @@
 //! Step 6: rotary position embedding, and what is written into the caches.
 
-use ndarray::{Array2, ArrayView1, ArrayViewMut1};
-
-use super::{Context, Output, Trace, narrowed};
+use super::{Context, Output, Trace, by_rows, contiguous, narrowed};
 use crate::geometry::BATCH;
 use crate::policy::Site;
 use crate::tensor::TensorId as T;
@@ -13,13 +11,14 @@ pub fn q(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let geometry = context.inputs.geometry;
     let (dim, group, kv_heads) = (geometry.head_dim, geometry.group(), geometry.num_key_value_heads);
     let x = trace.f32(T::QProjNorm);
-    let mut wide = Array2::zeros((BATCH * kv_heads * BATCH, dim));
-    for b in 0..BATCH {
-        for (head, values) in x.row(b).exact_chunks(dim).into_iter().enumerate() {
-            let at = (b * kv_heads + head / group) * BATCH + head % group;
-            rotate(context, b, values, wide.row_mut(at));
+    // One row holds all that a row of the batch has: KV heads, each with 16 queries.
+    let wide = by_rows(BATCH, kv_heads * BATCH * dim, |b, out| {
+        for (head, values) in contiguous(x.row(b)).chunks_exact(dim).enumerate() {
+            let at = head / group * BATCH + head % group;
+            rotate(context, b, values, &mut out[at * dim..(at + 1) * dim]);
         }
-    }
+    });
+    let wide = wide.into_shape_with_order((BATCH * kv_heads * BATCH, dim)).unwrap_or_default();
     narrowed(context, T::AllQPadded, Site::Q, wide)
 }
 
@@ -27,14 +26,11 @@ pub fn q(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 pub fn k(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let dim = context.inputs.geometry.head_dim;
     let x = trace.f32(T::KProjNorm);
-    let mut wide = Array2::zeros(x.dim());
-    for b in 0..BATCH {
-        let heads = x.row(b).into_owned();
-        let mut row = wide.row_mut(b);
-        for (values, out) in heads.exact_chunks(dim).into_iter().zip(row.exact_chunks_mut(dim)) {
+    let wide = by_rows(BATCH, x.ncols(), |b, out| {
+        for (values, out) in contiguous(x.row(b)).chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
             rotate(context, b, values, out);
         }
-    }
+    });
     narrowed(context, T::KRows, Site::KCache, wide)
 }
 
@@ -44,13 +40,16 @@ pub fn v(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 }
 
 /// `lo' = lo*cos_lo - hi*sin_lo; hi' = hi*cos_hi + lo*sin_hi` at the row's position.
-fn rotate(context: &Context<'_, '_>, b: usize, x: ArrayView1<'_, f32>, mut out: ArrayViewMut1<'_, f32>) {
+#[inline(always)]
+fn rotate(context: &Context<'_, '_>, b: usize, x: &[f32], out: &mut [f32]) {
     let position = context.inputs.batch.position(b);
-    let (cos, sin) = (context.inputs.rope_cos.row(position), context.inputs.rope_sin.row(position));
+    let (cos, sin) =
+        (contiguous(context.inputs.rope_cos.row(position)), contiguous(context.inputs.rope_sin.row(position)));
     let half = x.len() / 2;
+    let ((lo, hi), (out_lo, out_hi)) = (x.split_at(half), out.split_at_mut(half));
+    let ((cos_lo, cos_hi), (sin_lo, sin_hi)) = (cos.split_at(half), sin.split_at(half));
     for j in 0..half {
-        let (lo, hi) = (x[j], x[half + j]);
-        out[j] = lo * cos[j] - hi * sin[j];
-        out[half + j] = hi * cos[half + j] + lo * sin[half + j];
+        out_lo[j] = lo[j] * cos_lo[j] - hi[j] * sin_lo[j];
+        out_hi[j] = hi[j] * cos_hi[j] + lo[j] * sin_hi[j];
     }
 }
