@@ -510,6 +510,33 @@ fn part<const R: usize, T>(matrix: &[T], width: usize, first: usize, columns: Ra
     std::array::from_fn(|r| &matrix[(first + r) * width..][columns.clone()])
 }
 
+/// Runs a body for each group of at most `$most` rows: `$row` is the group's first one, and the constant `R` says how
+/// many it has, so that registers are assigned when this is compiled.
+macro_rules! by_rows {
+    ($rows:expr, $most:expr, |$row:ident| $body:block) => {
+        let (mut $row, rows) = (0, $rows);
+        while $row < rows {
+            $row += match rows - $row {
+                4.. if $most >= 4 => {
+                    const R: usize = 4;
+                    $body
+                    R
+                }
+                2.. => {
+                    const R: usize = 2;
+                    $body
+                    R
+                }
+                _ => {
+                    const R: usize = 1;
+                    $body
+                    R
+                }
+            };
+        }
+    };
+}
+
 /// The outputs in `range` of all rows, in tiles. `out` is `[rows, columns]`, and `weight` gives each output's weights.
 fn by_outputs<'w, T: Tile<W: 'w>>(
     token: T,
@@ -543,28 +570,12 @@ fn all_rows<T: Tile, const C: usize>(
     columns: usize,
     out: &mut [T::Sum],
 ) {
-    fn some<T: Tile, const R: usize, const C: usize>(
-        token: T,
-        x: [&[T::X]; R],
-        w: [&[T::W]; C],
-        n: usize,
-        columns: usize,
-        out: &mut [T::Sum],
-    ) -> usize {
-        for (out, sums) in out.chunks_exact_mut(columns).zip(token.tile(x, w)) {
+    by_rows!(out.len() / columns, T::ROWS, |row| {
+        let sums = token.tile(part::<R, _>(x, depth, row, 0..depth), w);
+        for (out, sums) in out[row * columns..].chunks_exact_mut(columns).zip(sums) {
             out[n..n + C].copy_from_slice(&sums);
         }
-        R
-    }
-    let (mut row, rows) = (0, out.len() / columns);
-    while row < rows {
-        let out = &mut out[row * columns..];
-        row += match rows - row {
-            4.. if T::ROWS == 4 => some::<T, 4, C>(token, part(x, depth, row, 0..depth), w, n, columns, out),
-            2.. => some::<T, 2, C>(token, part(x, depth, row, 0..depth), w, n, columns, out),
-            _ => some::<T, 1, C>(token, part(x, depth, row, 0..depth), w, n, columns, out),
-        };
-    }
+    });
 }
 
 /// Terms of FP32 sums whose weights lie side by side for each term.
@@ -584,19 +595,14 @@ struct Terms<'a> {
 
 impl Terms<'_> {
     /// Adds the terms to `sums`, `[rows, columns]`, one after the other.
-    fn add(self, token: Neon, sums: &mut [f32], columns: usize) {
-        let rows = sums.len() / columns.max(1);
+    fn add(self, _: Neon, sums: &mut [f32], columns: usize) {
         let whole = columns - columns % STRIP;
         for column in (0..whole).step_by(STRIP) {
-            let mut row = 0;
-            while row < rows {
-                let sums = &mut sums[row * columns + column..];
-                row += match rows - row {
-                    4.. => self.strip::<4>(token, row, column, sums, columns),
-                    2.. => self.strip::<2>(token, row, column, sums, columns),
-                    _ => self.strip::<1>(token, row, column, sums, columns),
-                };
-            }
+            by_rows!(sums.len() / columns, 4, |row| {
+                let x = part::<R, _>(self.x, self.depth, row, self.start..self.start + self.w.len());
+                // SAFETY: the token is only made where the CPU has NEON.
+                unsafe { bf16_strip(self, x, column, &mut sums[row * columns + column..], columns) };
+            });
         }
         // What is no whole strip, plainly.
         for (row, sums) in sums.chunks_exact_mut(columns.max(1)).enumerate() {
@@ -608,14 +614,6 @@ impl Terms<'_> {
             }
         }
     }
-
-    /// One strip of `R` rows; returns `R`.
-    fn strip<const R: usize>(self, _: Neon, row: usize, column: usize, sums: &mut [f32], columns: usize) -> usize {
-        let x = part::<R, _>(self.x, self.depth, row, self.start..self.start + self.w.len());
-        // SAFETY: the token is only made where the CPU has NEON.
-        unsafe { bf16_strip(self, x, column, sums, columns) };
-        R
-    }
 }
 
 /// Adds INT8 products to `sums`, `[rows, columns]`: `x` is `[rows, depth]`, `w` are the weights from term `start` on.
@@ -626,34 +624,17 @@ fn add_products<I: Int8>(
     sums: &mut [i32],
     columns: usize,
 ) {
-    fn some<I: Int8, const R: usize>(
-        token: I,
-        x: [&[i8]; R],
-        w: &[&[i8]],
-        column: usize,
-        sums: &mut [i32],
-        columns: usize,
-    ) -> usize {
-        for (sums, products) in sums.chunks_mut(columns).zip(token.strip(x, w, column)) {
-            for (sum, product) in sums.iter_mut().zip(products) {
-                *sum += product;
-            }
-        }
-        R
-    }
-    let rows = sums.len() / columns.max(1);
     let whole = columns - columns % STRIP;
     let terms = start..start + w.len();
     for column in (0..whole).step_by(STRIP) {
-        let mut row = 0;
-        while row < rows {
-            let sums = &mut sums[row * columns + column..];
-            row += match rows - row {
-                4.. => some::<I, 4>(token, part(x, depth, row, terms.clone()), w, column, sums, columns),
-                2.. => some::<I, 2>(token, part(x, depth, row, terms.clone()), w, column, sums, columns),
-                _ => some::<I, 1>(token, part(x, depth, row, terms.clone()), w, column, sums, columns),
-            };
-        }
+        by_rows!(sums.len() / columns, 4, |row| {
+            let products = token.strip(part::<R, _>(x, depth, row, terms.clone()), w, column);
+            for (sums, products) in sums[row * columns + column..].chunks_mut(columns).zip(products) {
+                for (sum, product) in sums.iter_mut().zip(products) {
+                    *sum += product;
+                }
+            }
+        });
     }
     // What is no whole strip, plainly.
     for (row, sums) in sums.chunks_exact_mut(columns.max(1)).enumerate() {
@@ -751,5 +732,43 @@ impl<I: Int8> Kernels for Level<I> {
     fn f32_burst(&self, steps: u64) -> u64 {
         // SAFETY: the level is only made where the CPU has NEON.
         unsafe { f32_burst(steps) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+
+    use crate::kernels::{Block, levels};
+
+    /// `.ci/aarch64` names the levels of the CPU that it emulates, so that none is missing unseen.
+    #[test]
+    fn the_levels_are_those_of_the_cpu() {
+        let names: Vec<&str> = levels().iter().map(|level| level.name()).collect();
+        assert!(names.starts_with(&["plain", "neon"]), "{names:?}");
+        if let Ok(expected) = std::env::var("ASSAY_EXPECTED_LEVELS") {
+            assert_eq!(names.join(" "), expected);
+        }
+    }
+
+    /// Two products are added in 16 bits: the largest ones fit.
+    #[test]
+    fn the_largest_products_are_exact() {
+        let (depth, outputs) = (1 << 10, 33);
+        for value in [-127, 127] {
+            let x = vec![value; depth];
+            for weight in [-128, 127] {
+                let expected = vec![i32::from(value) * i32::from(weight) * depth as i32; outputs];
+                let by_output = Array2::from_elem((outputs, depth), weight);
+                let by_column = Array2::from_elem((depth, outputs), weight);
+                for level in levels() {
+                    let mut out = vec![0; outputs];
+                    level.i8_outputs(&x, Block::new(by_output.view()).unwrap(), &mut out);
+                    assert_eq!(out, expected, "{}", level.name());
+                    level.i8_columns(&x, Block::new(by_column.view()).unwrap(), &mut out);
+                    assert_eq!(out, expected, "{}", level.name());
+                }
+            }
+        }
     }
 }
