@@ -136,6 +136,12 @@ pub fn levels() -> &'static [Box<dyn Kernels>] {
         if let Some(level) = super::avx512::Avx512::new() {
             levels.push(Box::new(level));
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            use super::neon;
+            levels.extend(neon::baseline().map(|level| Box::new(level) as Box<dyn Kernels>));
+            levels.extend(neon::dot_products().map(|level| Box::new(level) as Box<dyn Kernels>));
+        }
         levels
     })
 }

@@ -12,6 +12,8 @@ mod avx2;
 mod avx512;
 pub mod level;
 pub mod matmul;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod ordered;
 mod plain;
 pub mod sum;
