@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2, s};
+use ndarray::{Array2, ArrayView2, s};
 use reference::bounds::{self, Bounded, Confidence};
 use reference::inputs::cache_row;
-use reference::kernels::{distinct_rows, exact_bf16_product, matmul_i8};
+use reference::kernels::{distinct_rows, exact_bf16_product};
 use reference::rounding::{is_bf16_tie, is_code_tie, round_f32, to_bf16, to_code};
 use reference::stages::{KvSource, Output};
-use reference::{BATCH, LayerInputs, Rounding, Site, Tensor, TensorId, Trace};
+use reference::{BATCH, LayerInputs, Products, Rounding, Site, Tensor, TensorId, Trace};
 
 use crate::Mark;
 use crate::evidence::Evidence;
@@ -21,6 +21,8 @@ use crate::tally::Comparison;
 pub struct Session<'a, 'd> {
     /// The layer's inputs.
     pub inputs: &'a LayerInputs<'d>,
+    /// Integer products over its weights.
+    pub products: &'a Products,
     /// What the device gave.
     pub evidence: &'a Evidence,
     /// The rules in force.
@@ -224,28 +226,6 @@ fn codes(session: &mut Session<'_, '_>, mut comparison: Comparison, scaled: &Arr
     comparison
 }
 
-/// The codes, weights and scales that a projection multiplies.
-struct Projection<'k, 'd> {
-    codes: ArrayView2<'k, i8>,
-    act_scale: ArrayView2<'k, f32>,
-    weight: ArrayView2<'d, i8>,
-    weight_scale: ArrayView1<'d, f32>,
-}
-
-fn projection_of<'k, 'd>(id: TensorId, inputs: &LayerInputs<'d>, known: &'k Trace) -> Projection<'k, 'd> {
-    use TensorId as T;
-    let w = inputs.weights;
-    let (codes, scales, weight, weight_scale) = match id {
-        T::QProj => (T::NormedI8, T::ActScales, w.wq, w.wq_scale),
-        T::KProj => (T::NormedI8, T::ActScales, w.wk, w.wk_scale),
-        T::VProj => (T::NormedI8, T::ActScales, w.wv, w.wv_scale),
-        T::AttnProjFp32 => (T::AttnOutI8, T::AttnOutScales, w.wo, w.wo_scale),
-        T::GateAccAll => (T::MlpNormI8, T::MlpActScales, w.w_gate, w.w_gate_scale),
-        _ => (T::MlpNormI8, T::MlpActScales, w.w_up, w.w_up_scale),
-    };
-    Projection { codes: known.i8(codes), act_scale: known.f32(scales), weight, weight_scale }
-}
-
 /// Largest INT32 that every conversion to FP32 represents exactly.
 const EXACT_INT: i32 = 1 << 24;
 
@@ -256,13 +236,14 @@ fn projection(session: &Session<'_, '_>, comparison: Comparison, known: &Trace) 
     if !comparison.drifts() {
         return comparison;
     }
-    let p = projection_of(comparison.id, session.inputs, known);
-    let acc = matmul_i8(p.codes, p.weight);
+    let Some(p) = session.inputs.weights.projection(comparison.id) else { return comparison };
+    let acc = session.products.sums(comparison.id, known.i8(p.codes), p.weight);
     if acc.iter().all(|sum| sum.abs() <= EXACT_INT) {
         return comparison;
     }
     let device = comparison.device.f32();
-    let value = |converted: f32, b: usize, n: usize| (converted * p.weight_scale[n]) * p.act_scale[(b, 0)];
+    let act_scale = known.f32(p.scales);
+    let value = |converted: f32, b: usize, n: usize| (converted * p.weight_scale[n]) * act_scale[(b, 0)];
     for (name, convert) in [("toward zero", truncated as fn(i32) -> f32), ("ties away from zero", away)] {
         let rounded = || acc.indexed_iter().filter(|(_, sum)| sum.abs() > EXACT_INT);
         let holds = rounded().all(|((b, n), &sum)| same_f32(device[(b, n)], value(convert(sum), b, n)));
@@ -301,9 +282,10 @@ fn away(sum: i32) -> f32 {
 
 /// Whether some INT32 sum behind a projection passed 2^24, as its dequantized values show.
 pub fn passes_exact_int(output: &Output, inputs: &LayerInputs<'_>, known: &Trace) -> bool {
-    let p = projection_of(output.id, inputs, known);
+    let Some(p) = inputs.weights.projection(output.id) else { return false };
+    let act_scale = known.f32(p.scales);
     output.tensor.f32().indexed_iter().any(|((b, n), &value)| {
-        let scale = f64::from(p.weight_scale[n]) * f64::from(p.act_scale[(b, 0)]);
+        let scale = f64::from(p.weight_scale[n]) * f64::from(act_scale[(b, 0)]);
         f64::from(value).abs() > f64::from(EXACT_INT) * scale.abs()
     })
 }
