@@ -8,9 +8,6 @@ use pulp::{Arch, NullaryFnOnce, Simd, WithSimd};
 use super::level::Block;
 use super::sum::SumOrder;
 
-/// Columns that a loop keeps widened at a time.
-const WIDTH: usize = 64;
-
 /// One tile, each output summed in `order`, which is not the canonical one.
 pub(super) fn ordered_tile(x: &[f32], w: Block<'_, bf16>, order: &SumOrder, out: &mut [f32]) {
     match order {
@@ -161,31 +158,99 @@ struct ExactTile<'a, 'w> {
     out: &'a mut [(f64, f32)],
 }
 
+/// Columns and rows of [`ExactTile`] whose sums are in registers.
+const EXACT_COLUMNS: usize = 16;
+const EXACT_ROWS: usize = 4;
+
 impl NullaryFnOnce for ExactTile<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn call(self) {
-        let (width, depth) = (self.w.width(), self.w.rows());
-        let rows = self.x.len() / depth.max(1);
-        let mut sums = vec![0f64; rows * width];
-        let mut squares = vec![0f32; rows * width];
-        let mut wide = [0f32; WIDTH];
-        for k in 0..depth {
-            widen(self.w.row(k), &mut wide);
-            let blocks = sums.chunks_exact_mut(width).zip(squares.chunks_exact_mut(width));
-            for (r, (sums, squares)) in blocks.enumerate() {
-                let value = self.x[k * rows + r];
-                let wide = &wide[..width];
-                for n in 0..width {
-                    let product = value * wide[n];
+    fn call(mut self) {
+        let (width, rows) = (self.w.width(), self.x.len() / self.w.rows().max(1));
+        for start in (0..width).step_by(EXACT_COLUMNS) {
+            for row in (0..rows).step_by(EXACT_ROWS) {
+                self.part(row, rows, start, width.min(start + EXACT_COLUMNS));
+            }
+        }
+    }
+}
+
+impl ExactTile<'_, '_> {
+    /// Some rows from `row` on, over the columns `start..end`. Rows and columns that are not there count as zeros.
+    #[inline(always)]
+    fn part(&mut self, row: usize, rows: usize, start: usize, end: usize) {
+        let mut sums = [[0f64; EXACT_COLUMNS]; EXACT_ROWS];
+        let mut squares = [[0f32; EXACT_COLUMNS]; EXACT_ROWS];
+        let mut wide = [0f32; EXACT_COLUMNS];
+        let count = EXACT_ROWS.min(rows - row);
+        let mut x = [0f32; EXACT_ROWS];
+        for (k, values) in self.x.chunks_exact(rows).enumerate() {
+            widen(&self.w.row(k)[start..end], &mut wide);
+            x[..count].copy_from_slice(&values[row..row + count]);
+            for ((sums, squares), x) in sums.iter_mut().zip(&mut squares).zip(x) {
+                for n in 0..EXACT_COLUMNS {
+                    let product = x * wide[n];
                     sums[n] += f64::from(product);
                     squares[n] += product * product;
                 }
             }
         }
-        for (out, pair) in self.out.iter_mut().zip(sums.into_iter().zip(squares)) {
-            *out = pair;
+        let width = self.w.width();
+        for (r, (sums, squares)) in sums.iter().zip(&squares).take(count).enumerate() {
+            let out = &mut self.out[(row + r) * width + start..(row + r) * width + end];
+            for (out, pair) in out.iter_mut().zip(sums.iter().copied().zip(squares.iter().copied())) {
+                *out = pair;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::Array2;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::elementary::mix;
+    use crate::policy::Freedom;
+
+    /// Every level that this CPU has.
+    fn levels() -> Vec<Arch> {
+        let mut levels = vec![Arch::Scalar];
+        #[cfg(target_arch = "x86_64")]
+        {
+            levels.extend(pulp::x86::V3::try_new().map(Arch::V3));
+            levels.extend(pulp::x86::V4::try_new().map(Arch::V4));
+        }
+        levels
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn every_level_adds_as_the_order_says(rows in 1usize..18, depth in 1usize..70, columns in 1usize..65, seed: u64) {
+            let value = |i: usize, seed: u64| bf16::from_f32(f32::from(mix(seed ^ i as u64) as i16) * 1.7e-4);
+            let x: Vec<f32> = (0..depth * rows).map(|i| value(i, seed).to_f32()).collect();
+            let w = Array2::from_shape_fn((depth, columns), |(k, n)| value(k * columns + n, !seed));
+            let block = Block::new(w.view()).unwrap();
+            let order = SumOrder::cube(Freedom::Sampled { seed }, depth);
+            let SumOrder::Permuted(terms) = &order else { unreachable!() };
+            for level in levels() {
+                let mut sums = vec![f32::NAN; rows * columns];
+                level.dispatch(PermutedTile { x: &x, w: block, order: terms, out: &mut sums });
+                let mut exact = vec![(f64::NAN, f32::NAN); rows * columns];
+                level.dispatch(ExactTile { x: &x, w: block, out: &mut exact });
+                for (i, (sum, exact)) in sums.into_iter().zip(exact).enumerate() {
+                    let (row, n) = (i / columns, i % columns);
+                    let term = |k: usize| x[k * rows + row] * w[(k, n)].to_f32();
+                    prop_assert_eq!(sum.to_bits(), order.sum(depth, term).to_bits(), "{:?} {} {}", level, row, n);
+                    let both = (0..depth).map(term).fold((0f64, 0f32), |(sum, squares), product| {
+                        (sum + f64::from(product), squares + product * product)
+                    });
+                    prop_assert_eq!(exact, both, "{:?} {} {}", level, row, n);
+                }
+            }
         }
     }
 }
