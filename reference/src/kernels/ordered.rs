@@ -8,6 +8,9 @@ use pulp::{Arch, NullaryFnOnce, Simd, WithSimd};
 use super::level::Block;
 use super::sum::SumOrder;
 
+/// Columns that a loop keeps widened at a time.
+const WIDTH: usize = 64;
+
 /// One tile, each output summed in `order`, which is not the canonical one.
 pub(super) fn ordered_tile(x: &[f32], w: Block<'_, bf16>, order: &SumOrder, out: &mut [f32]) {
     match order {
@@ -158,50 +161,31 @@ struct ExactTile<'a, 'w> {
     out: &'a mut [(f64, f32)],
 }
 
-/// Columns and rows of [`ExactTile`] whose sums are in registers.
-const EXACT_COLUMNS: usize = 16;
-const EXACT_ROWS: usize = 4;
-
 impl NullaryFnOnce for ExactTile<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn call(mut self) {
-        let (width, rows) = (self.w.width(), self.x.len() / self.w.rows().max(1));
-        for start in (0..width).step_by(EXACT_COLUMNS) {
-            for row in (0..rows).step_by(EXACT_ROWS) {
-                self.part(row, rows, start, width.min(start + EXACT_COLUMNS));
-            }
-        }
-    }
-}
-
-impl ExactTile<'_, '_> {
-    /// Some rows from `row` on, over the columns `start..end`. Rows and columns that are not there count as zeros.
-    #[inline(always)]
-    fn part(&mut self, row: usize, rows: usize, start: usize, end: usize) {
-        let mut sums = [[0f64; EXACT_COLUMNS]; EXACT_ROWS];
-        let mut squares = [[0f32; EXACT_COLUMNS]; EXACT_ROWS];
-        let mut wide = [0f32; EXACT_COLUMNS];
-        let count = EXACT_ROWS.min(rows - row);
-        let mut x = [0f32; EXACT_ROWS];
-        for (k, values) in self.x.chunks_exact(rows).enumerate() {
-            widen(&self.w.row(k)[start..end], &mut wide);
-            x[..count].copy_from_slice(&values[row..row + count]);
-            for ((sums, squares), x) in sums.iter_mut().zip(&mut squares).zip(x) {
-                for n in 0..EXACT_COLUMNS {
-                    let product = x * wide[n];
+    fn call(self) {
+        let (width, depth) = (self.w.width(), self.w.rows());
+        let rows = self.x.len() / depth.max(1);
+        let mut sums = vec![0f64; rows * width];
+        let mut squares = vec![0f32; rows * width];
+        let mut wide = [0f32; WIDTH];
+        for k in 0..depth {
+            widen(self.w.row(k), &mut wide);
+            let blocks = sums.chunks_exact_mut(width).zip(squares.chunks_exact_mut(width));
+            for (r, (sums, squares)) in blocks.enumerate() {
+                let value = self.x[k * rows + r];
+                let wide = &wide[..width];
+                for n in 0..width {
+                    let product = value * wide[n];
                     sums[n] += f64::from(product);
                     squares[n] += product * product;
                 }
             }
         }
-        let width = self.w.width();
-        for (r, (sums, squares)) in sums.iter().zip(&squares).take(count).enumerate() {
-            let out = &mut self.out[(row + r) * width + start..(row + r) * width + end];
-            for (out, pair) in out.iter_mut().zip(sums.iter().copied().zip(squares.iter().copied())) {
-                *out = pair;
-            }
+        for (out, pair) in self.out.iter_mut().zip(sums.into_iter().zip(squares)) {
+            *out = pair;
         }
     }
 }
