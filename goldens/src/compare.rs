@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
+use bytemuck::{NoUninit, cast_slice};
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2, s};
+use ndarray::{Array2, ArrayView2, Axis, s};
 use reference::bounds::{self, Bounded, Confidence};
 use reference::inputs::cache_row;
-use reference::kernels::{distinct_rows, exact_bf16_product, matmul_i8};
+use reference::kernels::{distinct_rows, exact_bf16_product};
 use reference::rounding::{is_bf16_tie, is_code_tie, round_f32, to_bf16, to_code};
 use reference::stages::{KvSource, Output};
-use reference::{BATCH, LayerInputs, Rounding, Site, Tensor, TensorId, Trace};
+use reference::{BATCH, LayerInputs, Products, Rounding, Site, Tensor, TensorId, Trace};
 
 use crate::Mark;
 use crate::evidence::Evidence;
@@ -21,6 +22,8 @@ use crate::tally::Comparison;
 pub struct Session<'a, 'd> {
     /// The layer's inputs.
     pub inputs: &'a LayerInputs<'d>,
+    /// Integer products over its weights.
+    pub products: &'a Products,
     /// What the device gave.
     pub evidence: &'a Evidence,
     /// The rules in force.
@@ -86,11 +89,35 @@ pub fn same(a: &Tensor, b: &Tensor, row: usize, column: usize) -> bool {
     a.bits(row, column) == b.bits(row, column) || (a.get(row, column).is_nan() && b.get(row, column).is_nan())
 }
 
+/// Whether a row of two tensors holds the same bytes, found at memory speed: nothing in it needs a closer look then.
+/// Rows that differ in the bits of a NaN alone do not.
+pub fn same_bytes(a: &Tensor, b: &Tensor, row: usize) -> bool {
+    a.dtype() == b.dtype() && row_bytes(a, row).is_some_and(|bytes| row_bytes(b, row) == Some(bytes))
+}
+
+/// The bytes of a row; `None` where they do not lie side by side.
+fn row_bytes(tensor: &Tensor, row: usize) -> Option<&[u8]> {
+    fn bytes<T: NoUninit>(values: ArrayView2<'_, T>, row: usize) -> Option<&[u8]> {
+        values.index_axis_move(Axis(0), row).to_slice().map(cast_slice)
+    }
+    match tensor {
+        Tensor::Bf16(values) => bytes(values.view(), row),
+        Tensor::F32(values) => bytes(values.view(), row),
+        Tensor::I8(values) => bytes(values.view(), row),
+    }
+}
+
 /// A stage without freedom: the bits, or drift.
 fn exact(mut comparison: Comparison) -> Comparison {
-    let (device, reference) = (Arc::clone(&comparison.device), Arc::clone(&comparison.reference));
-    for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
-        *mark = if same(&device, &reference, row, column) { Mark::Exact } else { Mark::Drift };
+    let (device, reference) = (&comparison.device, &comparison.reference);
+    for (row, mut marks) in comparison.marks.rows_mut().into_iter().enumerate() {
+        if same_bytes(device, reference, row) {
+            marks.fill(Mark::Exact);
+            continue;
+        }
+        for (column, mark) in marks.iter_mut().enumerate() {
+            *mark = if same(device, reference, row, column) { Mark::Exact } else { Mark::Drift };
+        }
     }
     comparison
 }
@@ -113,14 +140,18 @@ fn narrowed(session: &mut Session<'_, '_>, mut comparison: Comparison, wide: &Ar
     comparison.violated = session.rules.settle(site, tally);
     let rule = session.rules.policy.at(site);
     comparison.reference = Arc::new(Tensor::Bf16(wide.mapv(|value| to_bf16(value, rule))));
-    for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
-        let value = wide[(row, column)];
-        *mark = match (found(row, column), narrowing_mark(value, device[(row, column)], rule)) {
-            (Found::OtherRow, _) => Mark::Skipped,
-            // Old bytes that are not the new ones: a write is missing, which `k_written_rows` says.
-            (Found::Unlisted, mark) if mark != Mark::Exact => Mark::Skipped,
-            (_, mark) => mark,
-        };
+    for (row, mut marks) in comparison.marks.rows_mut().into_iter().enumerate() {
+        let all_exact = same_bytes(&comparison.device, &comparison.reference, row);
+        for (column, mark) in marks.iter_mut().enumerate() {
+            let narrowed = || narrowing_mark(wide[(row, column)], device[(row, column)], rule);
+            let narrowed = if all_exact { Mark::Exact } else { narrowed() };
+            *mark = match (found(row, column), narrowed) {
+                (Found::OtherRow, _) => Mark::Skipped,
+                // Old bytes that are not the new ones: a write is missing, which `k_written_rows` says.
+                (Found::Unlisted, mark) if mark != Mark::Exact => Mark::Skipped,
+                (_, mark) => mark,
+            };
+        }
     }
     if let Some(violation) = session.rules.violation(site) {
         comparison.notes.push(violation.clone());
@@ -224,28 +255,6 @@ fn codes(session: &mut Session<'_, '_>, mut comparison: Comparison, scaled: &Arr
     comparison
 }
 
-/// The codes, weights and scales that a projection multiplies.
-struct Projection<'k, 'd> {
-    codes: ArrayView2<'k, i8>,
-    act_scale: ArrayView2<'k, f32>,
-    weight: ArrayView2<'d, i8>,
-    weight_scale: ArrayView1<'d, f32>,
-}
-
-fn projection_of<'k, 'd>(id: TensorId, inputs: &LayerInputs<'d>, known: &'k Trace) -> Projection<'k, 'd> {
-    use TensorId as T;
-    let w = inputs.weights;
-    let (codes, scales, weight, weight_scale) = match id {
-        T::QProj => (T::NormedI8, T::ActScales, w.wq, w.wq_scale),
-        T::KProj => (T::NormedI8, T::ActScales, w.wk, w.wk_scale),
-        T::VProj => (T::NormedI8, T::ActScales, w.wv, w.wv_scale),
-        T::AttnProjFp32 => (T::AttnOutI8, T::AttnOutScales, w.wo, w.wo_scale),
-        T::GateAccAll => (T::MlpNormI8, T::MlpActScales, w.w_gate, w.w_gate_scale),
-        _ => (T::MlpNormI8, T::MlpActScales, w.w_up, w.w_up_scale),
-    };
-    Projection { codes: known.i8(codes), act_scale: known.f32(scales), weight, weight_scale }
-}
-
 /// Largest INT32 that every conversion to FP32 represents exactly.
 const EXACT_INT: i32 = 1 << 24;
 
@@ -256,13 +265,14 @@ fn projection(session: &Session<'_, '_>, comparison: Comparison, known: &Trace) 
     if !comparison.drifts() {
         return comparison;
     }
-    let p = projection_of(comparison.id, session.inputs, known);
-    let acc = matmul_i8(p.codes, p.weight);
+    let Some(p) = session.inputs.weights.projection(comparison.id) else { return comparison };
+    let acc = session.products.sums(comparison.id, known.i8(p.codes), p.weight);
     if acc.iter().all(|sum| sum.abs() <= EXACT_INT) {
         return comparison;
     }
     let device = comparison.device.f32();
-    let value = |converted: f32, b: usize, n: usize| (converted * p.weight_scale[n]) * p.act_scale[(b, 0)];
+    let act_scale = known.f32(p.scales);
+    let value = |converted: f32, b: usize, n: usize| (converted * p.weight_scale[n]) * act_scale[(b, 0)];
     for (name, convert) in [("toward zero", truncated as fn(i32) -> f32), ("ties away from zero", away)] {
         let rounded = || acc.indexed_iter().filter(|(_, sum)| sum.abs() > EXACT_INT);
         let holds = rounded().all(|((b, n), &sum)| same_f32(device[(b, n)], value(convert(sum), b, n)));
@@ -301,9 +311,10 @@ fn away(sum: i32) -> f32 {
 
 /// Whether some INT32 sum behind a projection passed 2^24, as its dequantized values show.
 pub fn passes_exact_int(output: &Output, inputs: &LayerInputs<'_>, known: &Trace) -> bool {
-    let p = projection_of(output.id, inputs, known);
+    let Some(p) = inputs.weights.projection(output.id) else { return false };
+    let act_scale = known.f32(p.scales);
     output.tensor.f32().indexed_iter().any(|((b, n), &value)| {
-        let scale = f64::from(p.weight_scale[n]) * f64::from(p.act_scale[(b, 0)]);
+        let scale = f64::from(p.weight_scale[n]) * f64::from(act_scale[(b, 0)]);
         f64::from(value).abs() > f64::from(EXACT_INT) * scale.abs()
     })
 }

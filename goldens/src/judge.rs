@@ -7,7 +7,7 @@ use cases::{Case, Inputs, Padding, PolicyRequest};
 use device::Bundle;
 use reference::bounds::Confidence;
 use reference::stages::{Context, STAGES};
-use reference::{LayerInputs, Policy, Rounding, Site, TensorId, Trace};
+use reference::{LayerInputs, Policy, Products, Rounding, Site, TensorId, Trace};
 use thiserror::Error;
 
 use crate::Mark;
@@ -104,7 +104,9 @@ pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, Judge
     let rules = Rules::new(job.policy);
     refuse_stored_wide(&rules.policy, &evidence)?;
 
-    let walker = Walker { inputs: &inputs, evidence: &evidence, false_alarm: job.false_alarm, progress };
+    let products = Products::new();
+    let walker =
+        Walker { inputs: &inputs, products: &products, evidence: &evidence, false_alarm: job.false_alarm, progress };
     let walk = settled_walk(&walker, rules);
     Ok(report(job, &inputs, &evidence, walk))
 }
@@ -192,6 +194,7 @@ fn refuse_stored_wide(policy: &Policy, evidence: &Evidence) -> Result<(), JudgeE
 /// What every walk beside one bundle shares.
 struct Walker<'a, 'd> {
     inputs: &'a LayerInputs<'d>,
+    products: &'a Products,
     evidence: &'a Evidence,
     false_alarm: f64,
     progress: &'a dyn Progress,
@@ -220,10 +223,10 @@ impl Walker<'_, '_> {
         for stage in STAGES {
             let attention = stage.writes.contains(&TensorId::AttnOut);
             let inputs = if attention { &after } else { &before };
-            let mut session = Session { inputs, evidence, rules, confidence };
+            let mut session = Session { inputs, products: self.products, evidence, rules, confidence };
             if stage.reads.iter().all(|&id| known.get(id).is_some()) {
                 let policy = session.rules.policy.clone();
-                for output in (stage.run)(&Context { inputs, policy: &policy }, &known) {
+                for output in (stage.run)(&Context::new(inputs, &policy).sharing(self.products), &known) {
                     let id = output.id;
                     match evidence.tensors.get(&id) {
                         Some(device) => {

@@ -6,6 +6,7 @@
 //! sampled distribution. `docs/verdicts.md` derives every rule. This crate prints nothing.
 
 mod attention;
+mod bits;
 mod checks;
 mod compare;
 mod coverage;
@@ -19,6 +20,7 @@ mod rules;
 mod tally;
 mod unforced;
 
+pub use bits::{Bf16Comparison, compare_bf16};
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
 pub use repeat::repeatability;
 

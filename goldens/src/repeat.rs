@@ -3,9 +3,12 @@
 
 use cases::{Case, Kernel};
 use device::{Bundle, Captured, Captures, WrittenRows};
-use reference::TensorId;
+use half::bf16;
+use ndarray::Array2;
+use reference::{Tensor, TensorId};
 
-use crate::compare::{same, same_bf16};
+use crate::bits::compare_bf16;
+use crate::compare::{same, same_bytes};
 use crate::report::{CaseReport, Check, Verdict};
 
 /// Adds the check `repeatable` to each report whose bundle repeats an earlier one, and fails it where the two
@@ -42,12 +45,17 @@ fn same_run(a: &Case, b: &Case) -> bool {
 /// Whether two caches were written alike; NaN equals NaN.
 fn same_writes(a: &WrittenRows, b: &WrittenRows) -> bool {
     let values = match (&a.values, &b.values) {
-        (Captured::Values(a), Captured::Values(b)) => {
-            a.dim() == b.dim() && a.iter().zip(b).all(|(&a, &b)| same_bf16(a, b))
-        }
+        (Captured::Values(a), Captured::Values(b)) => a.dim() == b.dim() && differences(a, b).0 == 0,
         (a, b) => a == b,
     };
     values && a.rows == b.rows
+}
+
+/// How many elements of two BF16 arrays of one shape differ, and where in them the first does; NaN equals NaN.
+fn differences(a: &Array2<bf16>, b: &Array2<bf16>) -> (u64, Option<usize>) {
+    let (a, b) = (a.as_standard_layout(), b.as_standard_layout());
+    let found = compare_bf16(a.as_slice().unwrap_or_default(), b.as_slice().unwrap_or_default());
+    (found.differing, found.first)
 }
 
 /// The check on two runs, and the first tensor that differs.
@@ -68,10 +76,19 @@ fn compare_runs(earlier: &str, a: &Captures, b: &Captures) -> (Check, Option<Str
             let (Some(x), Some(y)) = (values(a), values(b)) else { continue };
             compared += 1;
             let [rows, columns] = x.shape();
-            let places = || (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
-            let mut differing = places().filter(|&(row, column)| !same(&x, &y, row, column));
-            differing.next().map(|(row, column)| {
-                format!("{} of {} elements, first [{row}, {column}]", 1 + differing.count(), rows * columns)
+            let (count, first) = match (&x, &y) {
+                (Tensor::Bf16(x), Tensor::Bf16(y)) => differences(x, y),
+                _ => {
+                    let places = (0..rows).filter(|&row| !same_bytes(&x, &y, row));
+                    let places = places.flat_map(|row| (0..columns).map(move |column| (row, column)));
+                    let mut differing = places.filter(|&(row, column)| !same(&x, &y, row, column));
+                    let first = differing.next().map(|(row, column)| row * columns + column);
+                    (u64::from(first.is_some()) + differing.count() as u64, first)
+                }
+            };
+            first.map(|first| {
+                let (row, column) = (first / columns, first % columns);
+                format!("{count} of {} elements, first [{row}, {column}]", rows * columns)
             })
         };
         if let Some(difference) = difference {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use half::bf16;
 use ndarray::Array2;
+use rayon::prelude::*;
 use reference::bounds::bf16_cell;
 use reference::rounding::to_bf16;
 use reference::stages::{Context, STAGES, run_stage, stage_of};
@@ -42,9 +43,9 @@ pub fn compare(
     sampling: Option<f64>,
     progress: &dyn Progress,
 ) -> Comparison {
-    let inputs = session.inputs;
+    let (inputs, products) = (session.inputs, session.products);
     let needed = needed_stages(id, known);
-    let nominal = replay(inputs, &session.rules.policy, known, &needed);
+    let nominal = replay(&Context::new(inputs, &session.rules.policy).sharing(session.products), known, &needed, None);
     // The nearest of the rows that share a slot is taken for its writer.
     let distance = |row: usize| -> f64 {
         let (nominal, device) = (nominal.bf16(id), device.bf16());
@@ -114,13 +115,18 @@ pub fn compare(
                 break;
             }
             let samples = if gain == 1 { samples(inputs) } else { samples(inputs) / 4 };
-            for seed in 0..samples {
+            let measured = |seed: u64| {
                 progress.step(&format!("{} against sampled device {} of {samples}", id.name(), seed + 1));
                 let freedom = if gain == 1 { Freedom::Sampled { seed } } else { Freedom::Enlarged { seed, gain } };
-                if let Some(sample) = replay(inputs, &policy.clone().under(freedom), known, &needed).get(id) {
-                    let measured = scale.measure(sample, &comparison.reference, |_, _| true);
-                    distribution.add(rows.iter().map(|&row| &measured[row]));
-                }
+                let policy = policy.clone().under(freedom);
+                let context = Context::new(inputs, &policy).sharing(products);
+                let sample = replay(&context, known, &needed, Some(&nominal));
+                sample.get(id).map(|sample| scale.measure(sample, &comparison.reference, |_, _| true))
+            };
+            // Whole devices at a time: much of one is sequential. They are added up in the order of their seeds.
+            let measured: Vec<_> = (0..samples).into_par_iter().map(measured).collect();
+            for measured in measured.iter().flatten() {
+                distribution.add(rows.iter().map(|&row| &measured[row]));
             }
         }
         distribution.finish();
@@ -338,12 +344,27 @@ fn needed_stages(target: TensorId, known: &Trace) -> Vec<usize> {
     needed
 }
 
-/// Runs stages on top of what is known; what is known stays as it is.
-fn replay(inputs: &LayerInputs<'_>, policy: &Policy, known: &Trace, stages: &[usize]) -> Trace {
+/// Runs stages on top of what is known; what is known stays as it is. With `nominal`, another run of these stages whose
+/// rules differ at most in the cast that is the last of them, what follows from the same tensors without freedom is
+/// taken from there.
+fn replay(context: &Context<'_, '_>, known: &Trace, stages: &[usize], nominal: Option<&Trace>) -> Trace {
     let mut trace = known.clone();
-    for &index in stages {
-        let stage = &STAGES[index];
-        run_stage(stage, &Context { inputs, policy }, &mut trace);
+    let last = stages.last();
+    for index in stages {
+        let stage = &STAGES[*index];
+        let nominal = nominal.filter(|nominal| {
+            let unchanged = |&id: &TensorId| match (trace.get(id), nominal.get(id)) {
+                (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
+                _ => false,
+            };
+            !stage.free && Some(index) != last && stage.reads.iter().all(unchanged)
+        });
+        match nominal {
+            Some(nominal) => stage.writes.iter().for_each(|&id| trace.take(id, nominal)),
+            None => {
+                run_stage(stage, context, &mut trace);
+            }
+        }
         for id in stage.writes {
             if let Some(device) = known.get(*id) {
                 trace.force(*id, Arc::clone(device));

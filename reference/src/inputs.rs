@@ -8,6 +8,7 @@ use ndarray::{Array2, ArrayView1, ArrayView2, CowArray, Ix2, s};
 
 use crate::geometry::{BATCH, Geometry, PAGE};
 use crate::rounding::{Rounding, to_bf16};
+use crate::tensor::TensorId;
 
 /// Batch metadata of one decode step. Rows from `active` on are padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,6 +140,37 @@ pub struct LayerWeights<'a> {
     pub w_gate_scale: ArrayView1<'a, f32>,
     pub w_up_scale: ArrayView1<'a, f32>,
     pub w_down: DownWeight<'a>,
+}
+
+/// What an INT8 projection multiplies.
+#[derive(Clone, Copy, Debug)]
+pub struct Projection<'a> {
+    /// The activation codes, `[16, K]`.
+    pub codes: TensorId,
+    /// Their scales, `[16, 1]`.
+    pub scales: TensorId,
+    /// INT8 `[K, N]` in either layout.
+    pub weight: ArrayView2<'a, i8>,
+    /// One scale an output channel, `[N]`.
+    pub weight_scale: ArrayView1<'a, f32>,
+}
+
+impl<'a> LayerWeights<'a> {
+    /// The projection that writes a tensor (`docs/numerics.md`, steps 4, 9 and 11); `None` for every other tensor.
+    #[must_use]
+    pub fn projection(&self, id: TensorId) -> Option<Projection<'a>> {
+        use TensorId as T;
+        let (codes, scales, weight, weight_scale) = match id {
+            T::QProj => (T::NormedI8, T::ActScales, self.wq, self.wq_scale),
+            T::KProj => (T::NormedI8, T::ActScales, self.wk, self.wk_scale),
+            T::VProj => (T::NormedI8, T::ActScales, self.wv, self.wv_scale),
+            T::AttnProjFp32 => (T::AttnOutI8, T::AttnOutScales, self.wo, self.wo_scale),
+            T::GateAccAll => (T::MlpNormI8, T::MlpActScales, self.w_gate, self.w_gate_scale),
+            T::UpAccAll => (T::MlpNormI8, T::MlpActScales, self.w_up, self.w_up_scale),
+            _ => return None,
+        };
+        Some(Projection { codes, scales, weight, weight_scale })
+    }
 }
 
 /// Everything one decode layer reads.

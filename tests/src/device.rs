@@ -128,7 +128,7 @@ impl<'a> Device<'a> {
 
     /// Runs the stage that writes `id` again on other inputs, on other tensors, under another policy.
     pub fn redo_as(&mut self, id: TensorId, inputs: &LayerInputs<'_>, trace: &Trace, policy: &Policy) -> &mut Self {
-        let outputs = (stage_of(id).run)(&Context { inputs, policy }, trace);
+        let outputs = (stage_of(id).run)(&Context::new(inputs, policy), trace);
         let output = outputs.into_iter().find(|output| output.id == id).expect("the stage writes it");
         self.set(id, output.tensor)
     }
@@ -159,7 +159,7 @@ impl<'a> Device<'a> {
                 continue;
             }
             let kept: Vec<_> = stage.writes.iter().map(|&id| (id, self.trace.get(id).cloned())).collect();
-            let ran = run_stage(stage, &Context { inputs: &self.inputs, policy: &self.policy }, &mut self.trace);
+            let ran = run_stage(stage, &Context::new(&self.inputs, &self.policy), &mut self.trace);
             assert!(ran, "{} lacks an input", stage.name);
             for (id, before) in kept {
                 match before {

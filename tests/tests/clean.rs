@@ -103,7 +103,7 @@ fn the_emulated_orders_reproduce_every_sum_of_the_recorded_bundles() {
             TensorId::DownAccParts,
         ] {
             let mut trace = device.clone();
-            assert!(run_stage(stage_of(id), &Context { inputs: &layer, policy: &policy }, &mut trace));
+            assert!(run_stage(stage_of(id), &Context::new(&layer, &policy), &mut trace));
             assert!(trace.get(id) == device.get(id), "{name}: {}", id.name());
         }
     }

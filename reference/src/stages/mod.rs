@@ -23,6 +23,7 @@ use rayon::prelude::*;
 
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
+use crate::products::Products;
 use crate::rounding::{Rounding, to_bf16};
 use crate::tensor::{Tensor, TensorId, nothing};
 
@@ -36,6 +37,22 @@ pub struct Context<'c, 'd> {
     pub inputs: &'c LayerInputs<'d>,
     /// How to round, and which freedoms to take.
     pub policy: &'c Policy,
+    /// Integer products that runs over these weights share; none: every product is computed.
+    pub products: Option<&'c Products>,
+}
+
+impl<'c, 'd> Context<'c, 'd> {
+    /// A run that shares nothing.
+    #[must_use]
+    pub fn new(inputs: &'c LayerInputs<'d>, policy: &'c Policy) -> Self {
+        Self { inputs, policy, products: None }
+    }
+
+    /// The same run, sharing integer products. No result depends on it.
+    #[must_use]
+    pub fn sharing(self, products: &'c Products) -> Self {
+        Self { products: Some(products), ..self }
+    }
 }
 
 /// What a stage writes: a tensor, and for a narrowed one the FP32 values before the cast.
@@ -330,6 +347,14 @@ impl Trace {
         self.tensors.insert(id, tensor);
     }
 
+    /// Sets a tensor to what another run gave, with the values behind it.
+    pub fn take(&mut self, id: TensorId, other: &Self) {
+        if let Some(tensor) = other.get(id) {
+            self.force(id, Arc::clone(tensor));
+            self.wide.extend(other.wide(id).map(|wide| (id, Arc::clone(wide))));
+        }
+    }
+
     /// Keeps what a stage wrote.
     pub fn record(&mut self, output: Output) {
         match output.wide {
@@ -390,7 +415,7 @@ pub fn run_stage(stage: &Stage, context: &Context<'_, '_>, trace: &mut Trace) ->
 /// Runs a whole decode layer.
 #[must_use]
 pub fn run_layer(inputs: &LayerInputs<'_>, policy: &Policy) -> Trace {
-    let context = Context { inputs, policy };
+    let context = Context::new(inputs, policy);
     let mut trace = Trace::new();
     for stage in STAGES {
         run_stage(stage, &context, &mut trace);

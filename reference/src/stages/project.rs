@@ -8,45 +8,44 @@ use crate::tensor::TensorId as T;
 
 /// Step 4, queries.
 pub fn q(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
-    let w = &context.inputs.weights;
-    plain(T::QProj, project(trace, T::NormedI8, T::ActScales, w.wq, w.wq_scale))
+    project(context, trace, T::QProj)
 }
 
 /// Step 4, keys.
 pub fn k(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
-    let w = &context.inputs.weights;
-    plain(T::KProj, project(trace, T::NormedI8, T::ActScales, w.wk, w.wk_scale))
+    project(context, trace, T::KProj)
 }
 
 /// Step 4, values.
 pub fn v(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
-    let w = &context.inputs.weights;
-    plain(T::VProj, project(trace, T::NormedI8, T::ActScales, w.wv, w.wv_scale))
+    project(context, trace, T::VProj)
 }
 
 /// Step 9, output projection.
 pub fn o(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
-    let w = &context.inputs.weights;
-    plain(T::AttnProjFp32, project(trace, T::AttnOutI8, T::AttnOutScales, w.wo, w.wo_scale))
+    project(context, trace, T::AttnProjFp32)
 }
 
 /// Step 11, gate.
 pub fn gate(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
-    let w = &context.inputs.weights;
-    plain(T::GateAccAll, project(trace, T::MlpNormI8, T::MlpActScales, w.w_gate, w.w_gate_scale))
+    project(context, trace, T::GateAccAll)
 }
 
 /// Step 11, up.
 pub fn up(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
-    let w = &context.inputs.weights;
-    plain(T::UpAccAll, project(trace, T::MlpNormI8, T::MlpActScales, w.w_up, w.w_up_scale))
+    project(context, trace, T::UpAccAll)
 }
 
 /// `(f32(acc) * w_scale[n]) * act_scale[b]` with `acc` the exact INT32 sum. `f32(acc)` rounds to nearest,
 /// ties to even, where `|acc|` passes 2^24.
-fn project(trace: &Trace, codes: T, scales: T, w: ArrayView2<'_, i8>, w_scale: ArrayView1<'_, f32>) -> Array2<f32> {
-    let acc = matmul_i8(trace.i8(codes), w);
-    dequantize(&acc, w_scale, trace.f32(scales))
+fn project(context: &Context<'_, '_>, trace: &Trace, id: T) -> Vec<Output> {
+    let Some(p) = context.inputs.weights.projection(id) else { return Vec::new() };
+    let codes = trace.i8(p.codes);
+    let acc = match context.products {
+        Some(products) => products.sums(id, codes, p.weight),
+        None => matmul_i8(codes, p.weight),
+    };
+    plain(id, dequantize(&acc, p.weight_scale, trace.f32(p.scales)))
 }
 
 /// The two scales of a projection, column first.
