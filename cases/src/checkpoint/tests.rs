@@ -481,3 +481,35 @@ fn the_lowest_codes_are_counted() {
     assert_eq!(edit.open().lowest_codes(), 2);
     assert_eq!(edit.open().layer(1).unwrap().wq[(0, 0)], -128);
 }
+
+mod damaged {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        // What opens in spite of the damage can be used whole.
+        #[test]
+        fn a_damaged_file_is_refused_or_read(which in 0usize..4, changes in prop::collection::vec((0.0..1.0f64, any::<u8>()), 1..4)) {
+            let edit = Edit::new();
+            edit.shard();
+            let path = edit.path([CONFIG_FILE, INDEX_FILE, "a.safetensors", "b.safetensors"][which]);
+            let mut bytes = fs::read(&path).unwrap();
+            // Text at the beginning of shards is where damage tells.
+            let reach = bytes.len().min(4000) as f64;
+            for (at, byte) in changes {
+                bytes[(at * reach) as usize] = byte;
+            }
+            fs::write(&path, bytes).unwrap();
+            match Checkpoint::open(edit.dir.path()) {
+                Ok(checkpoint) => {
+                    let layers = checkpoint.geometry().num_hidden_layers;
+                    prop_assert!((0..layers).all(|layer| checkpoint.layer(layer).is_some()));
+                    prop_assert_eq!(checkpoint.lm_head().dim(), checkpoint.embed_tokens().dim());
+                }
+                Err(error) => prop_assert!(error.to_string().contains(edit.dir.path().to_str().unwrap())),
+            }
+        }
+    }
+}

@@ -3,3 +3,5 @@
 pub mod case;
 pub mod doctor;
 pub mod gate;
+pub mod model;
+mod show;
