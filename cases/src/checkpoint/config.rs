@@ -263,7 +263,8 @@ impl Quantization {
             None => entry == "lm_head",
         };
         let harmless = ["model.embed_tokens", "model.norm"];
-        for entry in self.ignore.iter().filter(|entry| !is_head(entry) && !harmless.contains(&entry.as_str())) {
+        let other = self.ignore.iter().find(|entry| !is_head(entry) && !harmless.contains(&entry.as_str()));
+        if let Some(entry) = other {
             let projection = (0..layers).any(|layer| {
                 let prefix = format!("model.layers.{layer}.");
                 entry.strip_prefix(&prefix).is_some_and(|module| PROJECTIONS.contains(&module))
