@@ -309,7 +309,7 @@ fn nth_block<T>(stacked: ArrayView2<'_, T>, index: usize, rows: usize) -> ArrayV
 }
 
 /// The bytes of a tensor.
-fn bytes(tensor: &Tensor) -> &[u8] {
+pub(crate) fn bytes(tensor: &Tensor) -> &[u8] {
     // Generated arrays own row-major storage, so each is one slice.
     match tensor {
         Tensor::Bf16(values) => values.as_slice().map(bytemuck::cast_slice),

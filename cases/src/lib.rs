@@ -2,16 +2,21 @@
 //!
 //! A [`Case`] is a checked `case.yaml`: geometry, seed, recipes, batch metadata and where the outputs come
 //! from. [`Inputs`] are its tensors, drawn by the [seeded generator](seeded) and checked against their
-//! hashes. [`Suite`]s list bundles. This crate computes no numerics and judges nothing.
+//! hashes. A [`checkpoint`] holds the weights of a whole model. [`Suite`]s list bundles. This crate computes no
+//! numerics and judges nothing.
 
 #[cfg(target_endian = "big")]
 compile_error!("hashes and captures are over little-endian bytes, which tensors are taken to have in memory");
 
+mod atomic;
 mod case;
 mod check;
+pub mod checkpoint;
 mod error;
+pub mod header;
 mod input;
 mod inputs;
+mod mapped;
 mod new;
 mod policy;
 mod recipe;
@@ -21,10 +26,13 @@ mod suite;
 mod warnings;
 mod yaml;
 
+pub use atomic::{create_atomically, write_atomically};
 pub use case::{CASE_FILE, Case, DecodeCase, DeviceInfo, DeviceKind, Kernel, KernelKind, Padding, Poison, TokensCase};
+pub use checkpoint::{Checkpoint, CheckpointError};
 pub use error::CaseError;
 pub use input::{Extent, Input};
 pub use inputs::{InputError, InputStore, Inputs};
+pub use mapped::Mapped;
 pub use new::{NewCase, NewCaseError, new_case, standard_recipes};
 pub use policy::PolicyRequest;
 pub use recipe::{OutlierColumns, Recipe, RecipeError, RecipeKind};

@@ -3,6 +3,8 @@
 //! threads. Loops are branch-free over fixed blocks, which the compiler turns into vector code: random bits in vectors
 //! of 64-bit numbers, then values made of them in vectors of 32-bit ones.
 
+use std::ops::Range;
+
 use half::bf16;
 use half::vec::HalfBitsVecExt as _;
 use ndarray::{Array2, ShapeError};
@@ -50,6 +52,12 @@ impl Stream {
         Self { base: seed ^ fnv1a(name) }
     }
 
+    /// The same stream counted from element `first` on.
+    #[must_use]
+    pub fn from(self, first: u64) -> Self {
+        Self { base: self.base.wrapping_add(first.wrapping_mul(GOLDEN)) }
+    }
+
     /// The 64 random bits `z` of element `index`.
     #[must_use]
     #[inline(always)]
@@ -93,16 +101,34 @@ pub fn centred(z: u64) -> i32 {
 /// # Errors
 /// A recipe that does not fit `dtype`, another `dtype`, a shape beyond the address space.
 pub fn tensor(seed: u64, name: &str, dtype: DType, shape: [usize; 2], recipe: &Recipe) -> Result<Tensor, SeededError> {
+    rows(seed, name, dtype, 0..shape[0], shape[1], recipe)
+}
+
+/// Generates some rows of a tensor that need not fit the memory: the same values that [`tensor`] has there.
+///
+/// # Errors
+/// As [`tensor`].
+pub fn rows(
+    seed: u64,
+    name: &str,
+    dtype: DType,
+    rows: Range<usize>,
+    columns: usize,
+    recipe: &Recipe,
+) -> Result<Tensor, SeededError> {
     recipe.check(dtype)?;
-    let stream = Stream::new(seed, name);
-    let count = shape[0].checked_mul(shape[1]).ok_or(SeededError::TooLarge(shape))?;
+    let shape = [rows.len(), columns];
+    let too_large = || SeededError::TooLarge([rows.end, columns]);
+    let count = shape[0].checked_mul(columns).ok_or_else(too_large)?;
+    let first = rows.start.checked_mul(columns).ok_or_else(too_large)?;
+    let stream = Stream::new(seed, name).from(first as u64);
     match dtype {
         DType::F32 => {
-            let values = reals(stream, count, shape[1], recipe, |value| value);
+            let values = reals(stream, count, columns, recipe, |value| value);
             Ok(Tensor::F32(Array2::from_shape_vec(shape, values)?))
         }
         DType::Bf16 => {
-            let values: Vec<bf16> = reals(stream, count, shape[1], recipe, bf16_bits).reinterpret_into();
+            let values: Vec<bf16> = reals(stream, count, columns, recipe, bf16_bits).reinterpret_into();
             Ok(Tensor::Bf16(Array2::from_shape_vec(shape, values)?))
         }
         DType::I8 => Ok(Tensor::I8(Array2::from_shape_vec(shape, codes(stream, count, recipe.kind))?)),
@@ -303,6 +329,7 @@ pub fn prompt(seed: u64, prompt: usize, length: usize, vocabulary: usize) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// Every level that this CPU has.
     fn levels() -> Vec<Arch> {
@@ -330,6 +357,28 @@ mod tests {
                 let exact = (s * 64 + 37_837).div_euclid(2 * 37_837).clamp(-127, 127);
                 assert_eq!(i32::from(found_code), exact, "{level:?} {length} {offset}");
                 assert_eq!(found_real, bf16::from_f32(s as f32 * 0.02).to_bits(), "{level:?} {length} {offset}");
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(30))]
+        #[test]
+        fn rows_are_those_of_the_whole_tensor(seed: u64, first in 0usize..40, more in 0usize..40, columns in 1usize..90) {
+            let normal = RecipeKind::Normal { mean: 1.0, std: 0.1, bf16: false };
+            let outliers = OutlierColumns { period: 7, phase: 3, factor: 16.0 };
+            let real = Recipe { kind: normal, outlier_columns: Some(outliers) };
+            let code = Recipe::new(RecipeKind::Int8Normal { std: 32 });
+            for (dtype, recipe) in [(DType::Bf16, &real), (DType::F32, &real), (DType::I8, &code)] {
+                let whole = tensor(seed, "w", dtype, [80, columns], recipe).unwrap();
+                let part = rows(seed, "w", dtype, first..first + more, columns, recipe).unwrap();
+                let range = ndarray::s![first..first + more, ..];
+                match (whole, part) {
+                    (Tensor::Bf16(whole), Tensor::Bf16(part)) => prop_assert_eq!(whole.slice(range), part),
+                    (Tensor::F32(whole), Tensor::F32(part)) => prop_assert_eq!(whole.slice(range), part),
+                    (Tensor::I8(whole), Tensor::I8(part)) => prop_assert_eq!(whole.slice(range), part),
+                    _ => prop_assert!(false, "another type"),
+                }
             }
         }
     }

@@ -12,14 +12,13 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use cases::header::{Entry, Header, HeaderError};
 use half::bf16;
 use ndarray::{Array, Array1, Array2, Array3, Dimension, Ix1, Ix2, Ix3};
 use reference::{Geometry, Tensor, TensorId};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use thiserror::Error;
-
-use crate::header::{Entry, Header, HeaderError};
 
 /// Keys of the optional work counts in the file's `__metadata__`, decimal.
 pub(crate) const WORK_COUNTS: [&str; 2] = ["attention_work_items", "online_softmax_work_items"];

@@ -1,19 +1,17 @@
 //! Where kernel outputs come from: recorded bundles.
 //!
 //! A [`Bundle`] is a case and what a device produced for it. [`Captures`] are the device's tensors as
-//! the contract types them; the reader distrusts the file down to its header ([`header`]), refuses what
+//! the contract types them; the reader distrusts the file down to its header ([`cases::header`]), refuses what
 //! is malformed with the tensor and the field named, and judges nothing: a value, a row id or an element
 //! type that the contract does not expect is handed on for `goldens` to judge.
 
-mod atomic;
 mod bundle;
 mod captures;
-pub mod header;
 mod write;
 
-pub use atomic::{create_atomically, write_atomically};
 pub use bundle::{Bundle, BundleError, CAPTURES_FILE};
 pub use captures::{
     CaptureError, CaptureFault, Captured, CapturedTensor, Captures, Layout, TokenCaptures, WrittenRows,
 };
+pub use cases::{create_atomically, write_atomically};
 pub use write::write_captures;

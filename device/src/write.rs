@@ -6,11 +6,10 @@ use std::path::Path;
 use ndarray::{Array, Dimension};
 use reference::Tensor;
 use safetensors::Dtype;
-use serde::Serialize;
 
-use crate::atomic::write_atomically;
 use crate::captures::{CaptureError, CaptureFault, Captured, Captures, Element};
-use crate::header::Entry;
+use cases::header::{Entry, Header};
+use cases::write_atomically;
 
 /// Writes captures so that [`Captures::open`] reads the same back. Tensors follow one another from the
 /// widest element type to the narrowest, then by name, which leaves each aligned to its elements.
@@ -83,33 +82,21 @@ fn serialize(captures: &Captures) -> Result<Vec<u8>, CaptureFault> {
     assemble(sink, &captures.metadata)
 }
 
-/// The header as JSON. The format's own writer keeps metadata in hash order; this one is deterministic.
-#[derive(Serialize)]
-struct HeaderJson<'a> {
-    #[serde(rename = "__metadata__", skip_serializing_if = "BTreeMap::is_empty")]
-    metadata: &'a BTreeMap<String, String>,
-    #[serde(flatten)]
-    tensors: BTreeMap<&'a str, Entry>,
-}
-
 fn assemble(sink: Sink, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, CaptureFault> {
     let mut parts = sink.0;
     parts.sort_by(|(left_name, left, ..), (right_name, right, ..)| {
         right.bitsize().cmp(&left.bitsize()).then_with(|| left_name.cmp(right_name))
     });
     let mut end = 0;
-    let mut tensors = BTreeMap::new();
+    let mut header = Header { metadata: metadata.clone(), ..Header::default() };
     for (name, dtype, shape, bytes) in &parts {
         let begin = end;
         end += bytes.len();
-        tensors.insert(name.as_str(), Entry { dtype: *dtype, shape: shape.clone(), data_offsets: (begin, end) });
+        let entry = Entry { dtype: *dtype, shape: shape.clone(), data_offsets: (begin, end) };
+        header.tensors.insert(name.clone(), entry);
     }
-    let mut header = serde_json::to_vec(&HeaderJson { metadata, tensors }).map_err(crate::header::HeaderError::from)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-
-    let mut bytes = Vec::with_capacity(8 + header.len() + end);
-    bytes.extend((header.len() as u64).to_le_bytes());
-    bytes.extend(header);
+    let mut bytes = header.encode()?;
+    bytes.reserve(end);
     for (.., data) in &parts {
         bytes.extend(data);
     }

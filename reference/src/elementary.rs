@@ -83,6 +83,14 @@ pub fn inverse_sqrt(x: f32, freedom: Freedom) -> f32 {
     reciprocal(disturb(x.sqrt(), x, ROOT_ULPS, freedom), freedom)
 }
 
+/// `1 / sqrt(x)` as one operation: evaluated in float64 and rounded once to float32. It is the correctly rounded
+/// value but where that lies within 2^-52 of the middle between two float32 numbers.
+#[must_use]
+#[inline]
+pub fn rsqrt(x: f32, freedom: Freedom) -> f32 {
+    disturb((1.0 / f64::from(x).sqrt()) as f32, x, ROOT_ULPS, freedom)
+}
+
 /// `1 / x`.
 #[must_use]
 #[inline]

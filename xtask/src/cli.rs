@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, case, doctor, gate};
+use crate::commands::{bench, case, doctor, gate, model};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -28,6 +28,7 @@ impl Cli {
         match self.command {
             Command::Gate(gate) => gate.run(),
             Command::Case(case) => case.run(),
+            Command::Model(model) => model.run(),
             Command::Doctor => doctor::run(),
             Command::Bench(bench) => bench.run(),
         }
@@ -44,6 +45,9 @@ enum Command {
     /// List, show and make cases
     #[command(subcommand)]
     Case(case::Command),
+    /// Show checkpoints, and make synthetic ones
+    #[command(subcommand)]
+    Model(model::Command),
     /// Show what this program found on this machine
     Doctor,
     /// Measure the reference's speed against this machine's own limits

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::report::text::plain;
 
-/// A bar over the cases of a run, with the step at work beside it.
+/// A bar over the cases of a run, with the step at work beside it, or over the bytes of a file.
 pub struct Bar(ProgressBar);
 
 impl Bar {
@@ -18,6 +18,21 @@ impl Bar {
         }
         bar.enable_steady_tick(Duration::from_millis(100));
         Self(bar)
+    }
+
+    /// A bar over this many bytes.
+    pub fn of_bytes(bytes: u64) -> Self {
+        let bar = ProgressBar::new(bytes);
+        let template = "{spinner} {bytes}/{total_bytes} {bar:40} {bytes_per_sec} {eta} left";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self(bar)
+    }
+
+    /// So many bytes are done.
+    pub fn reached(&self, bytes: u64) {
+        self.0.set_position(bytes);
     }
 
     /// A case is done.

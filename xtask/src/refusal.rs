@@ -35,6 +35,12 @@ pub enum Refusal {
     /// The parameters of a new case contradict one another.
     #[error(transparent)]
     NewCase(#[from] cases::NewCaseError),
+    /// A checkpoint is wrong.
+    #[error(transparent)]
+    Checkpoint(#[from] cases::CheckpointError),
+    /// A synthetic checkpoint cannot be written.
+    #[error(transparent)]
+    Synthesis(#[from] cases::checkpoint::SynthesisError),
     /// An output cannot be written.
     #[error("{}: cannot be written: {error}", path.display())]
     Write {

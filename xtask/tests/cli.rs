@@ -188,6 +188,38 @@ fn a_reader_that_leaves_early_changes_nothing() {
 }
 
 #[test]
+fn a_model_is_made_and_inspected() {
+    let dir = tempfile::tempdir().unwrap();
+    let make = ["model", "synthesize", "--geometry", "mini", "--layers", "1", "m"];
+    let made = assay(&make, dir.path());
+    assert_eq!(code(&made), 0, "{}", stderr(&made));
+    assert!(made.stdout.is_empty() && made.stderr.is_empty(), "no progress in a pipe: {}", stderr(&made));
+    let again = assay(&make, dir.path());
+    assert_eq!(code(&again), 2);
+    assert!(stderr(&again).contains("m: is not empty") && stderr(&again).contains("--force"), "{}", stderr(&again));
+    assert_eq!(code(&assay(&[&make[..], &["--force", "--seed", "2"]].concat(), dir.path())), 0);
+
+    let human = stdout(&assay(&["model", "inspect", "m", "--codes"], dir.path()));
+    for part in
+        ["hidden 2560", "1 layer,", "0 of 31,457,280 are -128", "model.layers.N.mlp.down_proj.weight", "3799, 3798"]
+    {
+        assert!(human.contains(part), "{human} lacks {part}");
+    }
+    let run = assay(&["model", "inspect", "m", "--format", "json"], dir.path());
+    let read: serde_json::Value = serde_json::from_str(&stdout(&run)).unwrap();
+    assert_eq!(read["geometry"]["num_hidden_layers"], 1);
+    assert_eq!(read["shards"][0]["file"], "model.safetensors");
+    assert_eq!(read["dtypes"]["I8"]["bytes"], 31_457_280);
+    assert_eq!(read["tensors"].as_array().unwrap().len(), 21);
+    assert_eq!((&read["remarks"], &read["codes_of_minus_128"]), (&serde_json::json!([]), &serde_json::Value::Null));
+
+    fs::remove_file(dir.path().join("m/config.json")).unwrap();
+    let broken = assay(&["model", "inspect", "m", "--format", "json"], dir.path());
+    assert!(refusal(&broken).contains("config.json"));
+    assert!(refusal(&assay(&["model", "inspect", "nowhere", "--format", "json"], dir.path())).contains("nowhere"));
+}
+
+#[test]
 fn doctor_answers() {
     let dir = tempfile::tempdir().unwrap();
     let run = assay(&["doctor"], dir.path());

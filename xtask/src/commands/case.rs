@@ -6,13 +6,12 @@ use std::path::PathBuf;
 
 use cases::{Case, InputStore, Inputs, Kernel, NewCase, Padding, Suite};
 use clap::{Args, Subcommand, ValueEnum};
-use comfy_table::{CellAlignment, Table};
 use reference::{Geometry, PAGE};
 use serde::Serialize;
 
+use super::show::{Format, json, table};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
-use crate::report::human::TABLE;
 use crate::report::text::{place, plain, ranges};
 use crate::{output, suites};
 
@@ -35,15 +34,6 @@ pub enum Command {
     },
     /// Make a case file from a few parameters
     New(New),
-}
-
-/// Formats of `list` and `show`.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// Tables for a person
-    Human,
-    /// One JSON value
-    Json,
 }
 
 /// Parameters of a new case.
@@ -403,28 +393,4 @@ fn human(case: &Summary) -> String {
         let _ = writeln!(out, "\nwarning: {}", plain(warning));
     }
     out
-}
-
-/// A table whose numbers stand to the right.
-fn table<const N: usize>(out: &mut String, header: [&str; N], rows: impl Iterator<Item = [String; N]>) {
-    let mut table = Table::new();
-    table.load_style(TABLE).set_header(header);
-    let mut numeric = [true; N];
-    for row in rows {
-        for (numeric, cell) in numeric.iter_mut().zip(&row) {
-            *numeric &= cell.bytes().all(|byte| byte.is_ascii_digit());
-        }
-        table.add_row(row.iter().map(|cell| plain(cell)));
-    }
-    for (column, _) in table.column_iter_mut().zip(numeric).filter(|(_, numeric)| *numeric) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    for line in table.lines() {
-        let _ = writeln!(out, "{}", line.trim_end());
-    }
-}
-
-fn json(value: &impl Serialize) -> Result<(), Refusal> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| Refusal::Request(error.to_string()))?;
-    output::stdout(&(text + "\n"))
 }

@@ -4,3 +4,5 @@ pub mod bench;
 pub mod case;
 pub mod doctor;
 pub mod gate;
+pub mod model;
+mod show;

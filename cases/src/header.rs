@@ -16,7 +16,7 @@ use thiserror::Error;
 /// Bytes of the length field before the header.
 pub const LENGTH_BYTES: u64 = 8;
 
-/// Longest header read. A capture's is a few thousand bytes.
+/// Longest header read. A capture's is a few thousand bytes, a large model's a hundred thousand.
 pub const LONGEST_HEADER: u64 = 1 << 20;
 
 const METADATA: &str = "__metadata__";
@@ -42,6 +42,15 @@ pub struct Header {
     pub metadata: BTreeMap<String, String>,
 }
 
+/// A header as it is written. The format's own writer keeps metadata in hash order; this one is deterministic.
+#[derive(Serialize)]
+struct Written<'a> {
+    #[serde(rename = "__metadata__", skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: &'a BTreeMap<String, String>,
+    #[serde(flatten)]
+    tensors: &'a BTreeMap<String, Entry>,
+}
+
 /// What is wrong with a header.
 #[derive(Debug, Error)]
 #[allow(missing_docs)] // Each variant and its fields are spelled out by the message.
@@ -54,7 +63,7 @@ pub enum HeaderError {
         "header length is {length}, but {left} bytes follow it; the file is cut short, or is not a safetensors file"
     )]
     Length { length: u64, left: u64 },
-    #[error("header length is {length}, more than the {LONGEST_HEADER} bytes that a capture may need")]
+    #[error("header length is {length}, more than the {LONGEST_HEADER} bytes that one may need")]
     TooLong { length: u64 },
     #[error("header is not what safetensors prescribes: {0}")]
     Json(#[from] serde_json::Error),
@@ -111,6 +120,24 @@ impl Header {
         }
         Ok(Self { tensors, metadata })
     }
+
+    /// The bytes before the tensors' data: length and JSON, padded so that the data begin at a multiple of 8.
+    ///
+    /// # Errors
+    /// None that a header of strings and numbers can cause.
+    pub fn encode(&self) -> Result<Vec<u8>, HeaderError> {
+        let mut json = serde_json::to_vec(&Written { metadata: &self.metadata, tensors: &self.tensors })?;
+        json.resize(json.len().next_multiple_of(8), b' ');
+        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(json);
+        Ok(bytes)
+    }
+
+    /// Bytes of all tensors' data, which are the last of the file.
+    #[must_use]
+    pub fn data_length(&self) -> usize {
+        self.tensors.values().map(|entry| entry.data_offsets.1).max().unwrap_or(0)
+    }
 }
 
 /// Checks that the tensors follow one another without hole or overlap, each as long as its shape says.
@@ -156,6 +183,11 @@ fn unique<T>(pairs: Vec<(String, T)>) -> Result<BTreeMap<String, T>, HeaderError
         map.insert(name, value);
     }
     Ok(map)
+}
+
+/// A map of strings, refused where a name comes twice.
+pub(crate) fn unique_strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    unique(Pairs::deserialize(deserializer)?.0).map_err(serde::de::Error::custom)
 }
 
 /// The header's JSON with every pair kept, repeated ones too.

@@ -1,5 +1,6 @@
 //! Files that are whole or not there: written beside their place under a temporary name, then renamed.
 
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -33,13 +34,21 @@ pub fn create_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn temporary_beside(target: &Path) -> io::Result<tempfile::NamedTempFile> {
+const PREFIX: &str = ".assay-";
+const SUFFIX: &str = ".tmp";
+
+/// Whether a file has the name of a temporary one: what an interrupted run leaves behind.
+pub(crate) fn is_temporary(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX))
+}
+
+pub(crate) fn temporary_beside(target: &Path) -> io::Result<tempfile::NamedTempFile> {
     let directory = match target.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
         _ => PathBuf::from("."),
     };
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".assay-").suffix(".tmp");
+    builder.prefix(PREFIX).suffix(SUFFIX);
     // Temporary files are private by default; a finished one gets what any new file gets.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
