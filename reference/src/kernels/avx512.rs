@@ -6,6 +6,7 @@
 use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::cell::Cell;
+use std::ops::Range;
 
 use half::bf16;
 
@@ -108,50 +109,129 @@ fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let shift = w.as_ptr().addr() % 64;
     let stride = (shift + depth).next_multiple_of(64);
     let x = Aligned::rows(x, depth, shift, stride);
-    // Many rows: few outputs at a time, each register of weights used by all of them. Few rows: more weights in flight.
-    if offsets.len() > 4 {
-        i8_blocks::<3>(&x, &offsets, shift, stride, w, out);
-    } else {
-        i8_blocks::<4>(&x, &offsets, shift, stride, w, out);
-    }
+    let activations = Activations { x: &x, offsets: &offsets, shift, stride };
+    if offsets.len() > 4 { i8_many_rows(activations, w, out) } else { i8_few_rows(activations, w, out) }
 }
 
-/// The product, `J` outputs at a time.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn i8_blocks<const J: usize>(
-    x: &[i8],
-    offsets: &[i32],
+/// Activation rows as [`i8_block`] reads them.
+#[derive(Clone, Copy)]
+struct Activations<'a> {
+    /// INT8 codes: rows `stride` apart, zeros around the `shift..shift + K` that hold the terms.
+    x: &'a [i8],
+    /// What to take off the sums of each row.
+    offsets: &'a [i32],
     shift: usize,
     stride: usize,
-    w: Block<'_, i8>,
-    out: &mut [i32],
-) {
-    let (outputs, rows) = (w.rows(), offsets.len());
-    let sizes = |rows: usize| [8, 4, 2, 1].into_iter().find(|&size| size <= rows).unwrap_or(1);
-    let passes = rows / 8 + (rows % 8).count_ones() as usize;
+}
+
+/// The size of the next group of at most `rows` activation rows.
+fn group_size(rows: usize) -> usize {
+    [8, 4, 2, 1].into_iter().find(|&size| size <= rows).unwrap_or(1)
+}
+
+/// Up to four activation rows: four outputs at a time over all terms, the next four prefetched meanwhile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn i8_few_rows(activations: Activations<'_>, w: Block<'_, i8>, out: &mut [i32]) {
+    const J: usize = 4;
+    let (outputs, rows) = (w.rows(), activations.offsets.len());
+    let passes = rows.count_ones() as usize;
     for start in (0..outputs).step_by(J) {
         // Outputs past the last repeat it and are not stored.
         let row = |n: usize| w.row(n.min(outputs - 1));
         let block: [&[i8]; J] = from_fn(|j| row(start + j));
-        let next: [&[i8]; J] = from_fn(|j| row(start + J + j));
+        let next: [*const i8; J] = from_fn(|j| row(start + J + j).as_ptr().wrapping_sub(activations.shift));
+        let mut acc = [[_mm512_setzero_si512(); J]; J];
         let mut first = 0;
         for pass in 0..passes {
-            // Every pass prefetches its share of the next block.
-            let (x, ahead) = (&x[first * stride..], (pass, passes, &next));
-            let size = sizes(rows - first);
-            let sums = match size {
-                1 => i8_block::<1, J>(x, shift, stride, &block, ahead),
-                2 => i8_block::<2, J>(x, shift, stride, &block, ahead),
-                4 => i8_block::<4, J>(x, shift, stride, &block, ahead),
-                _ => i8_block::<8, J>(x, shift, stride, &block, ahead),
-            };
-            for (sums, row) in sums.iter().zip(first..first + size) {
-                for (out, sum) in out[row * outputs..(row + 1) * outputs][start..].iter_mut().zip(&sums[..J]) {
-                    *out = sum.wrapping_sub(offsets[row]);
+            let size = group_size(rows - first);
+            // Every pass prefetches its share of the rows.
+            let ahead = |at: usize| {
+                let mut j = pass;
+                while j < J {
+                    prefetch(next[j].wrapping_add(at));
+                    j += passes;
                 }
+            };
+            let (all, acc) = (0..activations.stride, &mut acc[first..first + size]);
+            match size {
+                1 => i8_block::<1, J>(activations, first, &block, all, acc, ahead),
+                2 => i8_block::<2, J>(activations, first, &block, all, acc, ahead),
+                _ => i8_block::<4, J>(activations, first, &block, all, acc, ahead),
             }
             first += size;
+        }
+        store_sums(&acc[..rows], activations.offsets, outputs, start, out);
+    }
+}
+
+/// Outputs of a block of [`i8_many_rows`], of which three have their sums in registers together.
+const I8_OUTPUTS: usize = 12;
+/// Terms that such a block adds before it goes on to its next outputs: the activations of that many stay in the first
+/// cache level.
+const I8_TERMS: usize = 1280;
+
+/// More activation rows: blocks of outputs and terms.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn i8_many_rows(activations: Activations<'_>, w: Block<'_, i8>, out: &mut [i32]) {
+    const J: usize = 3;
+    let Activations { offsets, shift, stride, .. } = activations;
+    let (outputs, rows) = (w.rows(), offsets.len());
+    let passes = I8_OUTPUTS / J * (rows / 8 + (rows % 8).count_ones() as usize);
+    // [group of outputs][row][output]
+    let mut acc = vec![[_mm512_setzero_si512(); J]; I8_OUTPUTS / J * rows];
+    let mut ahead = Vec::new();
+    for start in (0..outputs).step_by(I8_OUTPUTS) {
+        acc.fill([_mm512_setzero_si512(); J]);
+        // Outputs past the last repeat it and are not stored.
+        let row = |n: usize| w.row(n.min(outputs - 1));
+        for at in (0..stride).step_by(I8_TERMS) {
+            let terms = at..stride.min(at + I8_TERMS);
+            // What comes next: later terms of these outputs, or the first ones of the next.
+            ahead.clear();
+            let (next, from) = if terms.end < stride { (start, terms.end) } else { (start + I8_OUTPUTS, 0) };
+            for j in 0..I8_OUTPUTS {
+                let line = row(next + j).as_ptr().wrapping_sub(shift).wrapping_add(from);
+                ahead.extend((0..I8_TERMS.min(stride - from)).step_by(64).map(|at| line.wrapping_add(at)));
+            }
+            let mut ahead = ahead.chunks(ahead.len().div_ceil(passes));
+            for (group, acc) in acc.chunks_exact_mut(rows).enumerate() {
+                let block: [&[i8]; J] = from_fn(|j| row(start + group * J + j));
+                let mut first = 0;
+                while first < rows {
+                    let (size, share) = (group_size(rows - first), ahead.next().unwrap_or_default());
+                    let (terms, acc) = (terms.clone(), &mut acc[first..first + size]);
+                    let ahead = |step: usize| {
+                        for line in share.iter().skip((step - at) / 64 * 2).take(2) {
+                            prefetch(*line);
+                        }
+                    };
+                    match size {
+                        1 => i8_block::<1, J>(activations, first, &block, terms, acc, ahead),
+                        2 => i8_block::<2, J>(activations, first, &block, terms, acc, ahead),
+                        4 => i8_block::<4, J>(activations, first, &block, terms, acc, ahead),
+                        _ => i8_block::<8, J>(activations, first, &block, terms, acc, ahead),
+                    }
+                    first += size;
+                }
+            }
+        }
+        for (group, acc) in acc.chunks_exact(rows).enumerate().take_while(|(group, _)| start + group * J < outputs) {
+            store_sums(acc, offsets, outputs, start + group * J, out);
+        }
+    }
+}
+
+/// Stores the sums of up to `J` outputs from `start` on, each row's offset taken off.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn store_sums<const J: usize>(acc: &[[__m512i; J]], offsets: &[i32], outputs: usize, start: usize, out: &mut [i32]) {
+    for ((acc, offset), out) in acc.iter().zip(offsets).zip(out.chunks_exact_mut(outputs)) {
+        let mut registers = [_mm512_setzero_si512(); 4];
+        registers[..J].copy_from_slice(acc);
+        for (out, sum) in out[start..].iter_mut().zip(&add_lanes(registers)[..J]) {
+            *out = sum.wrapping_sub(*offset);
         }
     }
 }
@@ -163,31 +243,32 @@ fn offset(x: &[i8]) -> i32 {
     x.iter().map(|&code| i32::from(code)).sum::<i32>().wrapping_mul(128)
 }
 
-/// The sums of `J` outputs, at most four, over `R` activation rows, at most eight, weights taken as unsigned.
+/// Adds terms of `J` outputs to the sums of `R` activation rows from `first` on, weights taken as unsigned. Positions
+/// are those of the shifted activations, in whole cache lines; `ahead` is called with each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn i8_block<const R: usize, const J: usize>(
-    x: &[i8],
-    shift: usize,
-    stride: usize,
+    activations: Activations<'_>,
+    first: usize,
     w: &[&[i8]; J],
-    (pass, passes, next): (usize, usize, &[&[i8]; J]),
-) -> [[i32; 4]; 8] {
+    terms: Range<usize>,
+    out: &mut [[__m512i; J]],
+    ahead: impl Fn(usize),
+) {
+    let Activations { x, shift, stride, .. } = activations;
     let depth = w[0].len();
-    assert!(x.len() >= R * stride && stride >= (shift + depth).next_multiple_of(64) && shift < 64);
-    assert!(w.iter().all(|row| row.len() == depth));
+    assert!(w.iter().all(|row| row.len() == depth) && out.len() == R && shift < 64 && terms.start.is_multiple_of(64));
+    assert!(terms.end <= stride && stride == (shift + depth).next_multiple_of(64) && x.len() >= (first + R) * stride);
     let flip = _mm512_set1_epi8(-128);
-    let mut acc = [[_mm512_setzero_si512(); R]; J];
+    let mut acc = [[_mm512_setzero_si512(); J]; R];
+    for r in 0..R {
+        acc[r] = out[r];
+    }
     // Weights at `at` are those of term `at - shift`.
     let w = w.map(|row| row.as_ptr().wrapping_sub(shift));
-    let next = next.map(|row| row.as_ptr().wrapping_sub(shift));
-    let x = x.as_ptr();
-    for at in (0..shift + depth).step_by(64) {
-        let mut j = pass;
-        while j < J {
-            prefetch(next[j].wrapping_add(at));
-            j += passes;
-        }
+    let x = x[first * stride..].as_ptr();
+    for at in terms.step_by(64) {
+        ahead(at);
         let mut mask = if at == 0 { u64::MAX << shift } else { u64::MAX };
         let rest = shift + depth - at;
         if rest < 64 {
@@ -203,19 +284,13 @@ fn i8_block<const R: usize, const J: usize>(
             // SAFETY: x holds R rows of `stride` codes, which is a multiple of 64 and holds all terms.
             let codes = unsafe { _mm512_loadu_si512(x.add(r * stride + at).cast()) };
             for j in 0..J {
-                acc[j][r] = _mm512_dpbusd_epi32(acc[j][r], weights[j], codes);
+                acc[r][j] = _mm512_dpbusd_epi32(acc[r][j], weights[j], codes);
             }
         }
     }
-    let mut sums = [[0; 4]; 8];
     for r in 0..R {
-        let mut registers = [flip; 4];
-        for j in 0..J {
-            registers[j] = acc[j][r];
-        }
-        sums[r] = add_lanes(registers);
+        out[r] = acc[r];
     }
-    sums
 }
 
 /// The sum of the sixteen lanes of each register.

@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
-use super::{Context, Output, Trace, plain};
+use super::{Context, Output, Trace, by_rows, contiguous, plain};
 use crate::kernels::matmul_i8;
 use crate::tensor::TensorId as T;
 
@@ -50,7 +50,13 @@ fn project(context: &Context<'_, '_>, trace: &Trace, id: T) -> Vec<Output> {
 
 /// The two scales of a projection, column first.
 fn dequantize(acc: &Array2<i32>, w_scale: ArrayView1<'_, f32>, act_scale: ArrayView2<'_, f32>) -> Array2<f32> {
-    Array2::from_shape_fn(acc.dim(), |(b, n)| (acc[(b, n)] as f32 * w_scale[n]) * act_scale[(b, 0)])
+    let w_scale = contiguous(w_scale);
+    by_rows(acc.nrows(), acc.ncols(), |b, out| {
+        let act_scale = act_scale[(b, 0)];
+        for ((out, &acc), w_scale) in out.iter_mut().zip(&*contiguous(acc.row(b))).zip(&*w_scale) {
+            *out = (acc as f32 * w_scale) * act_scale;
+        }
+    })
 }
 
 #[cfg(test)]
