@@ -13,6 +13,9 @@ mod refusal;
 mod report;
 mod suites;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> std::process::ExitCode {
     cli::run(std::env::args_os().collect()).into()
 }

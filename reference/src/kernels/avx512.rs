@@ -166,7 +166,7 @@ fn i8_few_rows(activations: Activations<'_>, w: Block<'_, i8>, out: &mut [i32]) 
 }
 
 /// Outputs of a block of [`i8_many_rows`], of which three have their sums in registers together.
-const I8_OUTPUTS: usize = 12;
+const I8_OUTPUTS: usize = 24;
 /// Terms that such a block adds before it goes on to its next outputs: the activations of that many stay in the first
 /// cache level.
 const I8_TERMS: usize = 1280;

@@ -3,12 +3,12 @@
 use std::ops::Deref;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView1};
+use ndarray::{Array2, ArrayView1, ArrayView2};
 use pulp::Arch;
 use rayon::prelude::*;
 
 use super::{Context, Output, Trace, contiguous, narrowed};
-use crate::elementary::{exp, exp_all};
+use crate::elementary::exp_all;
 use crate::geometry::{BATCH, TILE};
 use crate::inputs::{LayerInputs, cache_row};
 use crate::kernels::{SumOrder, kernels};
@@ -22,13 +22,16 @@ use crate::tensor::TensorId as T;
 pub struct KvSource<'a, 'd> {
     inputs: &'a LayerInputs<'d>,
     trace: &'a Trace,
+    /// The caches as slices, where their rows lie one after the other.
+    slices: Option<(&'d [bf16], &'d [bf16])>,
 }
 
 impl<'a, 'd> KvSource<'a, 'd> {
     /// Keys and values as `trace` wrote them (`KRows`, `VRows`) over `inputs.cache`.
     #[must_use]
     pub fn new(inputs: &'a LayerInputs<'d>, trace: &'a Trace) -> Self {
-        Self { inputs, trace }
+        let slices = inputs.cache.k.to_slice().zip(inputs.cache.v.to_slice());
+        Self { inputs, trace, slices }
     }
 
     /// The row of this step whose K and V end up in `slot`. An active row wins over padding rows; of
@@ -54,7 +57,7 @@ impl<'a, 'd> KvSource<'a, 'd> {
     pub fn key(&self, token: (usize, Option<usize>), kv_head: usize) -> ArrayView1<'_, bf16> {
         match token.1 {
             Some(writer) => self.written(T::KRows, writer, kv_head),
-            None => self.inputs.cache.k.row_move(cache_row(self.inputs.geometry, token.0, kv_head)),
+            None => self.cached(self.slices.map(|(k, _)| k), self.inputs.cache.k, token.0, kv_head),
         }
     }
 
@@ -63,7 +66,22 @@ impl<'a, 'd> KvSource<'a, 'd> {
     pub fn value(&self, token: (usize, Option<usize>), kv_head: usize) -> ArrayView1<'_, bf16> {
         match token.1 {
             Some(writer) => self.written(T::VRows, writer, kv_head),
-            None => self.inputs.cache.v.row_move(cache_row(self.inputs.geometry, token.0, kv_head)),
+            None => self.cached(self.slices.map(|(_, v)| v), self.inputs.cache.v, token.0, kv_head),
+        }
+    }
+
+    /// A row of a cache.
+    fn cached(
+        &self,
+        slice: Option<&'d [bf16]>,
+        cache: ArrayView2<'d, bf16>,
+        slot: usize,
+        kv_head: usize,
+    ) -> ArrayView1<'d, bf16> {
+        let row = cache_row(self.inputs.geometry, slot, kv_head);
+        match slice {
+            Some(all) => ArrayView1::from(&all[row * cache.ncols()..][..cache.ncols()]),
+            None => cache.row_move(row),
         }
     }
 
@@ -78,7 +96,7 @@ trait RowMove<'a> {
     fn row_move(self, row: usize) -> ArrayView1<'a, bf16>;
 }
 
-impl<'a> RowMove<'a> for ndarray::ArrayView2<'a, bf16> {
+impl<'a> RowMove<'a> for ArrayView2<'a, bf16> {
     fn row_move(self, row: usize) -> ArrayView1<'a, bf16> {
         self.index_axis_move(ndarray::Axis(0), row)
     }
@@ -150,7 +168,7 @@ pub fn attend(
             probs.iter_mut().for_each(|s| *s -= *tile_max);
         }
         exp_all(probs, freedom);
-        probs.iter_mut().for_each(|p| *p = round_f32(*p, prob));
+        Arch::new().dispatch(|| probs.iter_mut().for_each(|p| *p = round_f32(*p, prob)));
         weighted_sum(probs, &values, &pv_order, &mut tile_out);
         let tile_sum = |j: usize| {
             let probs = &probs[j * tile.len()..(j + 1) * tile.len()];
@@ -159,7 +177,15 @@ pub fn attend(
                 order => order.sum(probs.len(), |t| probs[t]),
             }
         };
-        // Combine in tile order; the first tile has nothing to be combined with.
+        // Combine in tile order; the first tile has nothing to be combined with. a = exp(m - m'), c = exp(m_t - m').
+        let mut factors: Vec<f32> = Vec::with_capacity(2 * group);
+        for (max, tile_max) in max.iter().zip(&tile_max) {
+            let new_max = nan_max(*max, *tile_max);
+            factors.extend([max - new_max, tile_max - new_max]);
+        }
+        if index > 0 {
+            exp_all(&mut factors, freedom);
+        }
         for j in 0..group {
             let (out, tile_out) = (&mut out[j * dim..(j + 1) * dim], &tile_out[j * dim..(j + 1) * dim]);
             if index == 0 {
@@ -168,7 +194,7 @@ pub fn attend(
                 continue;
             }
             let new_max = nan_max(max[j], tile_max[j]);
-            let (a, c) = (exp(max[j] - new_max, freedom), exp(tile_max[j] - new_max, freedom));
+            let (a, c) = (factors[2 * j], factors[2 * j + 1]);
             sum[j] = a * sum[j] + c * tile_sum(j);
             Arch::new().dispatch(|| {
                 for (o, o_t) in out.iter_mut().zip(tile_out) {
