@@ -104,11 +104,19 @@ impl DownWeight<'_> {
         }
     }
 
-    /// The BF16 values of some output columns, `[I, columns]`: a view where they are held, a copy where codes are.
+    /// The BF16 values of some output columns, `[I, columns]`, each row's side by side: a view where they are held so, a
+    /// copy otherwise.
     #[must_use]
     pub fn columns(&self, columns: Range<usize>) -> CowArray<'_, bf16, Ix2> {
         match self {
-            Self::Bf16(weight) => weight.slice(s![.., columns]).into(),
+            Self::Bf16(weight) => {
+                let columns = weight.slice(s![.., columns]);
+                if columns.strides()[1] == 1 {
+                    columns.into()
+                } else {
+                    columns.as_standard_layout().into_owned().into()
+                }
+            }
             Self::Int8 { codes, scale } => {
                 let (codes, scale) = (codes.slice(s![.., columns.clone()]), scale.slice(s![columns]));
                 let value = |k, n| to_bf16(f32::from(codes[(k, n)]) * scale[n], Rounding::Rne);

@@ -3,6 +3,9 @@
 //! FP32 sums hold the eight canonical lanes of an output in one register, or one lane of eight columns. Weights are
 //! widened into a small panel that all activation rows share.
 
+// Blocks of registers are copied one by one: as slices they would be copied through memory.
+#![allow(clippy::manual_memcpy)]
+
 use std::arch::x86_64::*;
 use std::array::from_fn;
 

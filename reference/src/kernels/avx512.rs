@@ -3,6 +3,9 @@
 //! the lanes of two outputs side by side, or one lane of sixteen columns. Weights are widened into a small panel that
 //! all activation rows share, and what comes next is prefetched meanwhile.
 
+// Blocks of registers are copied one by one: as slices they would be copied through memory.
+#![allow(clippy::manual_memcpy)]
+
 use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::cell::Cell;
@@ -74,13 +77,21 @@ impl Kernels for Avx512 {
     }
 
     fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
-        // SAFETY: a CPU with AVX-512 has AVX2 and FMA; the tiles of attention are too small to gain from more.
-        unsafe { avx2::scores(q, keys, out) }
+        if keys.first().is_none_or(|key| key.len() % LANES != 0) {
+            // SAFETY: a CPU with AVX-512 has AVX2 and FMA.
+            return unsafe { avx2::scores(q, keys, out) };
+        }
+        // SAFETY: as above.
+        unsafe { scores(q, keys, out) }
     }
 
     fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
+        if values.first().is_none_or(|value| value.len() % 32 != 0) {
+            // SAFETY: a CPU with AVX-512 has AVX2 and FMA.
+            return unsafe { avx2::weighted(p, values, out) };
+        }
         // SAFETY: as above.
-        unsafe { avx2::weighted(p, values, out) }
+        unsafe { weighted(p, values, out) }
     }
 
     fn i8_burst(&self, steps: u64) -> u64 {
@@ -891,6 +902,117 @@ fn column_block<const R: usize>(
         out[r] = acc[r];
     }
     R
+}
+
+/// [`Kernels::scores`] for keys of whole lanes: four keys are widened on the way, two a register, and meet up to five
+/// queries each.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn scores(q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+    let (dim, tokens) = (keys[0].len(), keys.len());
+    prefetch_rows(keys);
+    for (q, out) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)) {
+        for (four, token) in keys.chunks(4).zip((0..tokens).step_by(4)) {
+            // Missing keys are the last once more, and not stored.
+            let four = from_fn(|j| four[j.min(four.len() - 1)]);
+            match q.len() / dim {
+                1 => score_block::<1>(q, four, token, tokens, out),
+                2 => score_block::<2>(q, four, token, tokens, out),
+                3 => score_block::<3>(q, four, token, tokens, out),
+                4 => score_block::<4>(q, four, token, tokens, out),
+                _ => score_block::<5>(q, four, token, tokens, out),
+            }
+        }
+    }
+}
+
+/// Prefetches the rows that follow a tile: within a page, those of the next one.
+#[inline(always)]
+fn prefetch_rows(rows: &[&[bf16]]) {
+    for row in rows {
+        for at in (0..row.len()).step_by(32) {
+            prefetch(row.as_ptr().wrapping_add(rows.len() * row.len() + at));
+        }
+    }
+}
+
+/// The scores of `R` queries and four keys.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 4], token: usize, tokens: usize, out: &mut [f32]) {
+    let dim = keys[0].len();
+    assert!(q.len() >= R * dim && keys.iter().all(|key| key.len() == dim) && dim.is_multiple_of(LANES));
+    let mut acc = [[ZERO; 2]; R];
+    for d in (0..dim).step_by(LANES) {
+        let mut k = [ZERO; 2];
+        for pair in 0..2 {
+            // SAFETY: eight values of each key, as d + 8 <= dim.
+            let (a, b) = unsafe {
+                let (a, b) = (keys[2 * pair].as_ptr().add(d), keys[2 * pair + 1].as_ptr().add(d));
+                (_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast()))
+            };
+            let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
+            k[pair] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(both)));
+        }
+        for r in 0..R {
+            // SAFETY: eight values of query r, inside by the assertion above.
+            let q = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(q.as_ptr().add(r * dim + d)) });
+            acc[r] = [_mm512_fmadd_ps(q, k[0], acc[r][0]), _mm512_fmadd_ps(q, k[1], acc[r][1])];
+        }
+    }
+    for r in 0..R {
+        let (ab, cd) = (trees(acc[r][0]), trees(acc[r][1]));
+        for (out, sum) in out[r * tokens..(r + 1) * tokens][token..].iter_mut().zip([ab[0], ab[1], cd[0], cd[1]]) {
+            *out = sum;
+        }
+    }
+}
+
+/// [`Kernels::weighted`] for values of whole blocks: 32 columns at a time, up to five rows of weights each.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn weighted(p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
+    let (dim, tokens) = (values[0].len(), values.len());
+    prefetch_rows(values);
+    for (p, out) in p.chunks(5 * tokens).zip(out.chunks_mut(5 * dim)) {
+        for d in (0..dim).step_by(32) {
+            match p.len() / tokens {
+                1 => weighted_block::<1>(p, values, d, out),
+                2 => weighted_block::<2>(p, values, d, out),
+                3 => weighted_block::<3>(p, values, d, out),
+                4 => weighted_block::<4>(p, values, d, out),
+                _ => weighted_block::<5>(p, values, d, out),
+            }
+        }
+    }
+}
+
+/// Columns `d..d + 32` of `R` rows of weights.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn weighted_block<const R: usize>(p: &[f32], values: &[&[bf16]], d: usize, out: &mut [f32]) {
+    let (dim, tokens) = (values[0].len(), values.len());
+    assert!(p.len() >= R * tokens && out.len() >= R * dim && values.iter().all(|value| value.len() >= d + 32));
+    let mut acc = [[ZERO; 2]; R];
+    for (t, value) in values.iter().enumerate() {
+        // SAFETY: 32 values from d on, inside by the assertion above.
+        let (low, high) = unsafe {
+            let at = value.as_ptr().add(d);
+            (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(16).cast()))
+        };
+        let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(low)));
+        let high = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high)));
+        for r in 0..R {
+            // SAFETY: the weight of row r and token t, inside by the assertion above.
+            let p = _mm512_set1_ps(unsafe { *p.as_ptr().add(r * tokens + t) });
+            acc[r] = [_mm512_fmadd_ps(p, low, acc[r][0]), _mm512_fmadd_ps(p, high, acc[r][1])];
+        }
+    }
+    for r in 0..R {
+        // SAFETY: 32 columns of row r, inside by the assertion above.
+        unsafe {
+            _mm512_storeu_ps(out.as_mut_ptr().add(r * dim + d), acc[r][0]);
+            _mm512_storeu_ps(out.as_mut_ptr().add(r * dim + d + 16), acc[r][1]);
+        }
+    }
 }
 
 /// Independent accumulators that hide the latency of a multiply-add.

@@ -1,6 +1,7 @@
 //! Matrix products: rows that are equal are computed once, output columns are split over threads in tiles, and each
 //! tile goes to the level in use, in the layout in which the weights lie.
 
+use bytemuck::cast_slice;
 use half::bf16;
 use ndarray::{Array2, ArrayView1, ArrayView2, Axis};
 use rayon::prelude::*;
@@ -42,6 +43,26 @@ pub fn distinct_rows<T: PartialEq>(x: ArrayView2<'_, T>) -> (Vec<usize>, Vec<usi
     (of_row, first)
 }
 
+/// [`distinct_rows`] of several FP32 matrices side by side, compared bit by bit.
+#[must_use]
+pub(crate) fn distinct_rows_of(matrices: &[ArrayView2<'_, f32>]) -> (Vec<usize>, Vec<usize>) {
+    let equal = |x: &ArrayView2<'_, f32>, a: usize, b: usize| match (x.row(a).to_slice(), x.row(b).to_slice()) {
+        // As integers: a comparison of memory.
+        (Some(a), Some(b)) => cast_slice::<f32, u32>(a) == cast_slice::<f32, u32>(b),
+        _ => x.row(a).iter().zip(x.row(b)).all(|(a, b)| a.to_bits() == b.to_bits()),
+    };
+    let mut first: Vec<usize> = Vec::new();
+    let mut of_row = Vec::new();
+    for row in 0..matrices.first().map_or(0, ArrayView2::nrows) {
+        let known = first.iter().position(|&other| matrices.iter().all(|x| equal(x, row, other)));
+        of_row.push(known.unwrap_or(first.len()));
+        if known.is_none() {
+            first.push(row);
+        }
+    }
+    (of_row, first)
+}
+
 /// Computes `columns` outputs in tiles of `width` on all threads and copies each distinct row to its duplicates.
 /// `tile(start, width, out)` fills `[distinct rows, width]`, row-major.
 fn by_columns<T: Copy + Default + Send + Sync>(
@@ -75,7 +96,7 @@ enum Layout<'a, T> {
 impl<'a, T> Layout<'a, T> {
     /// The layout of `w`, read from its strides. `None` where its elements lie neither way.
     fn of(w: ArrayView2<'a, T>) -> Option<Self> {
-        let columns = Block::new(w.clone()).map(Self::Columns);
+        let columns = Block::new(w).map(Self::Columns);
         columns.or_else(|| Block::new(w.reversed_axes()).map(Self::Outputs))
     }
 }
@@ -171,7 +192,6 @@ pub fn matmul_down_on(level: &dyn Kernels, x: ArrayView2<'_, f32>, w: DownWeight
         }
         Reading::Tiles => {
             let tile = w.columns(start..start + width);
-            let tile = tile.as_standard_layout();
             if let Some(block) = Block::new(tile.view()) {
                 match order {
                     SumOrder::Canonical => level.bf16_columns(&values, block, out),
@@ -195,16 +215,7 @@ struct Distinct {
 
 impl Distinct {
     fn of(x: ArrayView2<'_, f32>) -> Self {
-        let mut first: Vec<usize> = Vec::new();
-        let mut of_row = Vec::with_capacity(x.nrows());
-        let equal = |a: usize, b: usize| x.row(a).iter().zip(x.row(b)).all(|(a, b)| a.to_bits() == b.to_bits());
-        for row in 0..x.nrows() {
-            let known = first.iter().position(|&other| equal(row, other));
-            of_row.push(known.unwrap_or(first.len()));
-            if known.is_none() {
-                first.push(row);
-            }
-        }
+        let (of_row, first) = distinct_rows_of(&[x]);
         let mut values = Vec::with_capacity(first.len() * x.ncols());
         for &row in &first {
             match x.row(row).as_slice() {
@@ -231,7 +242,6 @@ pub fn exact_bf16_product(x: ArrayView2<'_, f32>, w: DownWeight<'_>) -> (Array2<
     let transposed = transposed(&distinct.values, distinct.rows);
     let both = by_columns(&distinct.of_row, distinct.rows, w.dim().1, ORDERED_TILE, |start, width, out| {
         let tile = w.columns(start..start + width);
-        let tile = tile.as_standard_layout();
         if let Some(block) = Block::new(tile.view()) {
             exact_tile(&transposed, block, out);
         }

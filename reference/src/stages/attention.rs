@@ -162,11 +162,13 @@ pub fn attend(
         dot_rows(queries, &keys, &qk_order, probs);
         // p = exp(s - m_t), narrowed before it is summed and multiplied; a tile's maximum keeps a NaN.
         let mut tile_max = vec![f32::NEG_INFINITY; group];
-        for (probs, tile_max) in probs.chunks_exact_mut(tile.len()).zip(&mut tile_max) {
-            probs.iter_mut().for_each(|s| *s *= scale);
-            *tile_max = probs.iter().copied().fold(f32::NEG_INFINITY, nan_max);
-            probs.iter_mut().for_each(|s| *s -= *tile_max);
-        }
+        Arch::new().dispatch(|| {
+            for (probs, tile_max) in probs.chunks_exact_mut(tile.len()).zip(&mut tile_max) {
+                probs.iter_mut().for_each(|s| *s *= scale);
+                *tile_max = probs.iter().copied().fold(f32::NEG_INFINITY, nan_max);
+                probs.iter_mut().for_each(|s| *s -= *tile_max);
+            }
+        });
         exp_all(probs, freedom);
         Arch::new().dispatch(|| probs.iter_mut().for_each(|p| *p = round_f32(*p, prob)));
         weighted_sum(probs, &values, &pv_order, &mut tile_out);
@@ -245,6 +247,7 @@ fn widened(values: &[bf16]) -> Vec<f32> {
 }
 
 /// The larger of two values; NaN if either is (`f32::max` drops it).
+#[inline(always)]
 fn nan_max(a: f32, b: f32) -> f32 {
     if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) }
 }

@@ -5,6 +5,7 @@ use ndarray::{Axis, concatenate, s};
 use super::{Context, Output, Trace, by_rows, contiguous, narrowed, plain};
 use crate::elementary::{exp_all, reciprocal};
 use crate::geometry::BATCH;
+use crate::kernels::matmul::distinct_rows_of;
 use crate::kernels::{SumOrder, matmul_down};
 use crate::policy::{Freedom, Site};
 use crate::rounding::round_f32;
@@ -15,7 +16,10 @@ use crate::tensor::TensorId as T;
 pub fn silu(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let (gate, up, inv) = (trace.f32(T::GateAccAll), trace.f32(T::UpAccAll), trace.f32(T::InvRmsTile));
     let freedom = context.policy.freedom;
-    let wide = by_rows(BATCH, gate.ncols(), |b, out| {
+    // Replicated padding rows are computed once.
+    let (of_row, first) = distinct_rows_of(&[gate, up, inv]);
+    let wide = by_rows(first.len(), gate.ncols(), |index, out| {
+        let b = first[index];
         let inv = inv[(b, 0)];
         let (gate, up) = (contiguous(gate.row(b)), contiguous(up.row(b)));
         let step = |exp: f32, reciprocal: &dyn Fn(f32) -> f32, gate: f32, up: f32| {
@@ -37,6 +41,7 @@ pub fn silu(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
             }
         }
     });
+    let wide = if first.len() == of_row.len() { wide } else { wide.select(Axis(0), &of_row) };
     narrowed(context, T::MlpDownTile, Site::Silu, wide)
 }
 

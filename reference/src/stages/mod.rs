@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2, Axis, Zip, s};
+use ndarray::{Array2, ArrayView1, ArrayView2, Axis, s};
 use pulp::Arch;
 use rayon::prelude::*;
 
@@ -428,15 +428,16 @@ fn narrowed(context: &Context<'_, '_>, id: TensorId, site: Site, wide: Array2<f3
     let rule = context.policy.at(site);
     let wide = row_major(wide);
     let mut tensor = Array2::from_elem(wide.dim(), bf16::ZERO);
-    Zip::from(tensor.rows_mut()).and(wide.rows()).par_for_each(|mut tensor, wide| {
-        if let (Some(tensor), Some(wide)) = (tensor.as_slice_mut(), wide.as_slice()) {
+    if let (Some(tensor), Some(wide)) = (tensor.as_slice_mut(), wide.as_slice()) {
+        const CHUNK: usize = 1 << 13;
+        tensor.par_chunks_mut(CHUNK).zip(wide.par_chunks(CHUNK)).for_each(|(tensor, wide)| {
             Arch::new().dispatch(|| {
                 for (narrow, &wide) in tensor.iter_mut().zip(wide) {
                     *narrow = to_bf16(wide, rule);
                 }
             });
-        }
-    });
+        });
+    }
     vec![Output { id, tensor: Tensor::Bf16(tensor), wide: Some(wide) }]
 }
 
