@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 use assay_tests::{Bench, assay};
-use cases::seeded::{self, Rope};
+use cases::seeded;
 use cases::{Input, InputStore, Inputs, NewCase, Padding, Recipe, RecipeKind, new_case};
 use half::bf16;
 use ndarray::{Array2, ArrayView2, s};
@@ -229,7 +229,8 @@ fn a_row_is_the_same_alone_among_equals_and_among_others() {
                 let hidden = Array2::from_shape_fn(layer.hidden_states.dim(), |(row, column)| {
                     layer.hidden_states[(source(row, equals), column)]
                 });
-                let alone = run_layer(&LayerInputs { batch: &batch, hidden_states: hidden.view(), ..layer }, &policy);
+                let same = inputs.layer(0).unwrap();
+                let alone = run_layer(&LayerInputs { batch: &batch, hidden_states: hidden.view(), ..same }, &policy);
                 for &id in TensorId::ALL.iter() {
                     let expected = of_row(&all, id, b);
                     let rows = if equals { 0..BATCH } else { 0..1 };
