@@ -43,7 +43,7 @@ impl<'a, T> Block<'a, T> {
     #[must_use]
     #[inline(always)]
     pub fn row(&self, index: usize) -> &'a [T] {
-        self.0.clone().index_axis_move(Axis(0), index).to_slice().unwrap_or_default()
+        self.0.index_axis_move(Axis(0), index).to_slice().unwrap_or_default()
     }
 
     /// The first element of the first row; row `r` begins `r * stride()` elements further.
@@ -66,7 +66,7 @@ impl<'a, T> Block<'a, T> {
     /// If the block has fewer.
     #[must_use]
     pub fn some_rows(&self, start: usize, count: usize) -> Self {
-        Self(self.0.clone().slice_move(s![start..start + count, ..]))
+        Self(self.0.slice_move(s![start..start + count, ..]))
     }
 
     /// `count` columns from `start` on.
@@ -75,7 +75,7 @@ impl<'a, T> Block<'a, T> {
     /// If the block has fewer.
     #[must_use]
     pub fn some_columns(&self, start: usize, count: usize) -> Self {
-        Self(self.0.clone().slice_move(s![.., start..start + count]))
+        Self(self.0.slice_move(s![.., start..start + count]))
     }
 }
 
