@@ -3,7 +3,7 @@
 //! than one layer has to be in memory.
 
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2};
+use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewMut2};
 use thiserror::Error;
 
 use crate::geometry::{BATCH, Geometry, PAGE};
@@ -92,6 +92,11 @@ impl PagedCache {
     #[must_use]
     pub fn layer(&self, layer: usize) -> Option<Cache<'_>> {
         self.layers.get(layer).map(|[k, v]| Cache { k: k.view(), v: v.view() })
+    }
+
+    /// K and V of a layer, to be filled with what earlier steps would have written.
+    pub fn layer_mut(&mut self, layer: usize) -> Option<[ArrayViewMut2<'_, bf16>; 2]> {
+        self.layers.get_mut(layer).map(|[k, v]| [k.view_mut(), v.view_mut()])
     }
 }
 

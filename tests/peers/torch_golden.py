@@ -18,10 +18,12 @@ FOLDER holds `layer.safetensors`, the layer's inputs with weights as checkpoints
     prepare FORM    ->  ready
     run FORM        ->  seconds 0.123456
     check FORM      ->  checked {"tensors": [{"name", "differ", "elements"}], "out": {"differ", "elements"}}
+    capture FORM    ->  captured PATH
 
 `check` forces Assay's BF16 activations into each row quantization, and Assay's codes into each product, and counts
 INT8 codes and INT32 sums that differ. `out` compares the free-running layer's output, which need not be equal: its
-FP32 sums have another order. The first line printed is `torch VERSION threads N`, or `absent REASON`.
+FP32 sums have another order. `capture` writes the tensors of a free-running layer as a bundle holds them
+(docs/bundles.md, captures.safetensors), so that Assay can judge this golden as it judges a device. The first line printed is `torch VERSION threads N`, or `absent REASON`.
 """
 
 import json
@@ -71,6 +73,21 @@ def load(path):
     return tensors
 
 
+def save(path, tensors):
+    """Writes a safetensors file."""
+    types = {torch.bfloat16: "BF16", torch.float32: "F32", torch.int8: "I8", torch.int64: "I64"}
+    header, data = {}, []
+    end = 0
+    for name, tensor in tensors.items():
+        data.append(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        start, end = end, end + len(data[-1])
+        header[name] = {"dtype": types[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + b"".join(data))
+
+
 def narrow(x):
     """Rounded to BF16 (ties to even) and widened again."""
     return x.to(torch.bfloat16).float()
@@ -97,9 +114,11 @@ class Layer:
         self.dim = tensors["q_norm_weight"].shape[0]
         self.kv_heads = tensors["wk"].shape[0] // self.dim
         self.group = tensors["wq"].shape[0] // self.dim // self.kv_heads
-        # Loading, not timed: the down weight is BF16, which the loader makes of codes and scales; this step writes
-        # into caches of its own.
-        down = (tensors["w_down"].float() * tensors["w_down_scale"][:, None]).to(torch.bfloat16)
+        # Loading, not timed: the down weight is BF16, which the loader makes of codes and scales where it is not held
+        # so; this step writes into caches of its own.
+        down = tensors["w_down"]
+        if down.dtype == torch.int8:
+            down = (down.float() * tensors["w_down_scale"][:, None]).to(torch.bfloat16)
         self.down = down.float() if form == "f32_held" else down
         self.weights = {name: tensors[name].float() if form == "f32_held" else tensors[name] for name in PROJECTIONS}
         self.k_cache, self.v_cache = tensors["k_cache"].clone(), tensors["v_cache"].clone()
@@ -162,28 +181,60 @@ class Layer:
         attn = narrow(out / total[..., None]).reshape(active, -1)
         return torch.cat([attn, attn[:1].expand(BATCH - active, -1)])
 
-    def run(self):
-        """One step; the BF16 output."""
+    def run(self, keep=lambda **tensors: None):
+        """One step; the BF16 output. `keep` is shown what the steps give."""
         t = self.t
         x = t["hidden_states"].float()
         inv_rms = inverse_rms(x, self.eps)
-        codes, scales = quantize(narrow(x * t["input_rms_weight"]))
-        q = self.head_norm(self.project("wq", codes, scales), inv_rms, t["q_norm_weight"])
-        k = self.head_norm(self.project("wk", codes, scales), inv_rms, t["k_norm_weight"])
-        v = (self.project("wv", codes, scales) * inv_rms).view(BATCH, -1, self.dim)
-        attn = self.attention(self.rope(q), self.rope(k), v)
+        normed = narrow(x * t["input_rms_weight"])
+        codes, scales = quantize(normed)
+        q_proj, k_proj, v_proj = (self.project(name, codes, scales) for name in ("wq", "wk", "wv"))
+        q, k = (
+            self.head_norm(projected, inv_rms, t[gamma])
+            for projected, gamma in ((q_proj, "q_norm_weight"), (k_proj, "k_norm_weight"))
+        )
+        v = (v_proj * inv_rms).view(BATCH, -1, self.dim)
+        keep(normed_states=normed, inv_rms_states=inv_rms, normed_i8=codes, act_scales=scales)
+        keep(q_proj=q_proj, k_proj=k_proj, v_proj=v_proj, q_proj_norm=q, k_proj_norm=k, v_proj_norm=v)
+        q = self.rope(q)
+        attn = self.attention(q, self.rope(k), v)
 
-        h1 = self.project("wo", *quantize(attn)) + x
-        codes, scales = quantize(narrow(h1 * t["post_rms_weight"]))
+        codes, scales = quantize(attn)
+        keep(q=q, attn_out=attn, attn_out_i8=codes, attn_out_scales=scales)
+        projected = self.project("wo", codes, scales)
+        h1 = projected + x
+        mlp_in = narrow(h1 * t["post_rms_weight"])
+        codes, scales = quantize(mlp_in)
         post_inv = inverse_rms(h1, self.eps)
-        gate = self.project("w_gate", codes, scales) * post_inv
-        up = self.project("w_up", codes, scales) * post_inv
+        keep(attn_proj_fp32=projected, post_norm_partial=h1, mlp_norm_in=mlp_in, inv_rms_tile=post_inv)
+        gate, up = (self.project(name, codes, scales) for name in ("w_gate", "w_up"))
+        keep(mlp_norm_i8=codes, mlp_act_scales=scales, gate_acc_all=gate, up_acc_all=up)
+        gate, up = gate * post_inv, up * post_inv
         act = narrow(gate * (1.0 / (torch.exp(-gate) + 1.0)) * up)
 
         half = act.shape[1] // 2
         parts = [F.linear(act[:, part], self.down[:, part].float()) for part in (slice(half), slice(half, None))]
         down = parts[0] + parts[1]
-        return (narrow(down) + narrow(h1)).to(torch.bfloat16)
+        out = (narrow(down) + narrow(h1)).to(torch.bfloat16)
+        keep(mlp_down_tile=act, down_acc_parts=torch.cat(parts), out=out)
+        return out
+
+    def capture(self):
+        """A step's tensors as a bundle holds them."""
+        kept = {}
+        self.run(lambda **tensors: kept.update(tensors))
+        stored = ("normed_states", "attn_out", "post_norm_partial", "mlp_norm_in", "mlp_down_tile")
+        tensors = {name: kept[name].to(torch.bfloat16) if name in stored else kept[name] for name in kept if name != "q"}
+        tensors["inv_rms_states"] = tensors["inv_rms_states"].flatten()
+        for name in ("q_proj_norm", "k_proj_norm", "v_proj_norm"):
+            tensors[name] = tensors[name].reshape(BATCH, -1)
+        q = kept["q"].to(torch.bfloat16).view(BATCH * self.kv_heads, self.group, self.dim)
+        tensors["all_q_padded"] = F.pad(q, (0, 0, 0, 16 - self.group)).reshape(-1, self.dim)
+        for name, now in (("k", self.k_cache), ("v", self.v_cache)):
+            changed = now.view(torch.int16) != self.t[name + "_cache"].view(torch.int16)
+            rows = changed.any(1).nonzero().flatten()
+            tensors[name + "_written_rows"], tensors[name + "_written_values"] = rows, now[rows]
+        return tensors
 
     def check(self, expected):
         """Counts of INT8 codes and INT32 sums that differ from the expected ones, from the same inputs."""
@@ -227,6 +278,10 @@ def main():
             answer = f"seconds {time.perf_counter() - start:.9f}"
         elif command == "check":
             answer = "checked " + json.dumps(layer.check(expected))
+        elif command == "capture":
+            path = os.path.join(folder, "captures.safetensors")
+            save(path, layer.capture())
+            answer = "captured " + path
         else:
             sys.exit(f"no command {command}")
         print(answer, flush=True)

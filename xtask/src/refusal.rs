@@ -38,6 +38,9 @@ pub enum Refusal {
     /// A checkpoint is wrong.
     #[error(transparent)]
     Checkpoint(#[from] cases::CheckpointError),
+    /// A step of a model cannot be computed.
+    #[error(transparent)]
+    Model(#[from] reference::model::ModelError),
     /// A synthetic checkpoint cannot be written.
     #[error(transparent)]
     Synthesis(#[from] cases::checkpoint::SynthesisError),

@@ -97,6 +97,8 @@ fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
         (&["case", "show", "nowhere"], "nowhere"),
         (&["bench", "--only", "layer_15b"], "layer_15b"),
         (&["bench", "--peer", "abacus"], "abacus"),
+        (&["bench", "--only", "model_14b_rows1"], "--model DIR"),
+        (&["bench", "--only", "model_14b_rows1", "--model", "no/such/model"], "no/such/model"),
         (&["gate", "a", "a/case.yaml", "nowhere"], "nowhere"),
     ];
     for (args, named) in cases {

@@ -1,6 +1,9 @@
 //! The lines of the benchmark: their names, and how each is run.
 
-use cases::{InputStore, Inputs};
+use std::path::Path;
+
+use cases::{Checkpoint, InputStore, Inputs};
+use goldens::compare_bf16;
 use half::bf16;
 use ndarray::Array2;
 use rayon::prelude::*;
@@ -9,6 +12,7 @@ use reference::{BATCH, Policy};
 
 use super::floors::Gauge;
 use super::layer::{Layers, Layout, Shape, as_checkpoint, down_codes};
+use super::model::{ModelStep, require_14b};
 use super::work::Work;
 use super::{Floors, Line};
 use crate::refusal::Refusal;
@@ -22,6 +26,8 @@ pub enum Subject {
     Inputs,
     /// Comparison of two BF16 tensors of 1 GiB each.
     Compare,
+    /// A whole decode step of a checkpoint of the 14B geometry, from the token to the next one.
+    Model(Shape),
 }
 
 /// All lines but the peer's, in the order in which they run: what shares inputs stands together.
@@ -40,6 +46,7 @@ pub const LINES: &[(&str, Subject)] = &[
     ("layer_14b_rows2_ctx1000_out_in", layer(2, 1000, Layout::OutIn)),
     ("inputs_14b", Subject::Inputs),
     ("compare_bf16", Subject::Compare),
+    ("model_14b_rows1", Subject::Model(Shape { rows: 1, context: 200 })),
 ];
 
 /// The line that times the layer which peers are given.
@@ -52,6 +59,7 @@ const fn layer(rows: usize, context: usize, layout: Layout) -> Subject {
 /// Runs lines one after the other; what they share stays between them.
 pub struct Runner {
     gauge: Gauge,
+    model: Option<Checkpoint>,
     layers: Option<Layers>,
     down: Option<Array2<i8>>,
 }
@@ -62,9 +70,15 @@ pub fn layers_14b() -> Layers {
 }
 
 impl Runner {
-    /// A runner with a gauge of its own.
-    pub fn new() -> Self {
-        Self { gauge: Gauge::new(), layers: None, down: None }
+    /// A runner with a gauge of its own. `model` is the directory of the checkpoint that whole steps run on; it is
+    /// opened before anything is measured.
+    ///
+    /// # Errors
+    /// A checkpoint that is wrong, or of another geometry.
+    pub fn new(model: Option<&Path>) -> Result<Self, Refusal> {
+        let model = model.map(Checkpoint::open).transpose()?;
+        model.iter().try_for_each(require_14b)?;
+        Ok(Self { gauge: Gauge::new(), model, layers: None, down: None })
     }
 
     /// Runs one line.
@@ -76,6 +90,7 @@ impl Runner {
             Subject::Layer(shape, layout) => self.layer(name, shape, layout),
             Subject::Inputs => self.inputs(name),
             Subject::Compare => self.compare(name),
+            Subject::Model(shape) => self.model(name, shape),
         }
     }
 
@@ -128,10 +143,26 @@ impl Runner {
         let device = with_flips(reference);
         let bytes = size_of_val(reference) + size_of_val(device.as_slice());
         let (seconds, floors) = self.gauge.time(|| {
-            std::hint::black_box(differing(&device, reference));
+            std::hint::black_box(compare_bf16(&device, reference));
             Ok::<_, Refusal>(())
         })?;
         let (floor, least) = Work::reading(bytes).floor(&floors);
+        Ok(Line::new(name, &seconds, floor, least))
+    }
+
+    fn model(&mut self, name: &str, shape: Shape) -> Result<Line, Refusal> {
+        self.forget_layers();
+        let checkpoint = self
+            .model
+            .as_ref()
+            .ok_or_else(|| Refusal::Request(format!("{name}: needs a checkpoint; name its directory with --model")))?;
+        let mut step = ModelStep::new(checkpoint, shape)?;
+        let least = Work::step(checkpoint, step.batch())?;
+        let (seconds, floors) = self.gauge.time(|| {
+            std::hint::black_box(step.run()?);
+            Ok::<_, Refusal>(())
+        })?;
+        let (floor, least) = least.floor(&floors);
         Ok(Line::new(name, &seconds, floor, least))
     }
 
@@ -145,11 +176,4 @@ impl Runner {
 fn with_flips(reference: &[bf16]) -> Vec<bf16> {
     let flipped = |(index, value): (usize, &bf16)| bf16::from_bits(value.to_bits() ^ u16::from(index % 1000 == 999));
     reference.par_iter().enumerate().map(flipped).collect()
-}
-
-/// How many elements differ.
-fn differing(device: &[bf16], reference: &[bf16]) -> usize {
-    const CHUNK: usize = 1 << 16;
-    let pairs = device.par_chunks(CHUNK).zip(reference.par_chunks(CHUNK));
-    pairs.map(|(a, b)| a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count()).sum()
 }

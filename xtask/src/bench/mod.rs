@@ -1,10 +1,11 @@
 //! Speed against the machine's own limits (`docs/performance.md`): [`floors`] measures what the machine can do,
-//! [`work`] says how long a piece of work must take at least, [`lines`] are the pieces of work, [`peer`] runs
-//! somebody else's code on the same inputs. Times are reported and never judged.
+//! [`work`] says how long a piece of work must take at least, [`lines`] are the pieces of work, [`layer`]
+//! and [`model`] what some of them run on, [`peer`] runs somebody else's code on the same inputs. Times are reported and never judged.
 
 pub mod floors;
 pub mod layer;
 pub mod lines;
+pub mod model;
 pub mod peer;
 pub mod work;
 

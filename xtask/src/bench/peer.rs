@@ -4,7 +4,8 @@
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use half::bf16;
@@ -64,12 +65,14 @@ pub struct Comparison {
 }
 
 /// Runs the layer and the peer's `forms` of it in turn. `layer` has its weights as a checkpoint holds them; `ours` is
-/// the name of the line that times the same layer. `begin` is told each form as it begins.
+/// the name of the line that times the same layer. `begin` is told each form as it begins. Each answer of the peer has
+/// `limit` to come.
 ///
 /// # Errors
-/// The peer is not installed, or fails.
+/// The peer is not installed, fails, or hangs.
 pub fn compare(
     python: &Path,
+    limit: Duration,
     layer: &LayerInputs<'_>,
     forms: &[(&str, &str)],
     ours: &str,
@@ -81,7 +84,7 @@ pub fn compare(
     write_inputs(&folder.path().join("layer.safetensors"), layer)?;
     write_expected(&folder.path().join("expected.safetensors"), layer, &trace)?;
     drop(trace);
-    let mut peer = Peer::start(python, folder.path(), rayon::current_num_threads())?;
+    let mut peer = Peer::start(python, limit, folder.path(), rayon::current_num_threads())?;
     let mut comparison = Comparison { lines: Vec::new(), notes: vec![format!("peer: {}", peer.name)], equal: true };
     for (name, form) in forms {
         begin(name);
@@ -144,7 +147,10 @@ impl Checked {
 struct Peer {
     child: Child,
     commands: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    /// Lines of its standard output, read by a thread that ends with it.
+    answers: Receiver<io::Result<String>>,
+    /// How long each may take.
+    limit: Duration,
     /// Where its standard error goes.
     said: PathBuf,
     /// What it is, in its own words.
@@ -152,7 +158,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(python: &Path, folder: &Path, threads: usize) -> Result<Self, PeerError> {
+    fn start(python: &Path, limit: Duration, folder: &Path, threads: usize) -> Result<Self, PeerError> {
         let (script, said) = (folder.join("torch_golden.py"), folder.join("stderr.txt"));
         std::fs::write(&script, SCRIPT)?;
         let mut command = Command::new(python);
@@ -167,8 +173,16 @@ impl Peer {
         let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(PeerError::Failed("it has no standard input and output".into()));
         };
-        let mut peer = Self { child, commands, answers: BufReader::new(answers), said, name: String::new() };
-        let greeting = peer.answer()?;
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(answers).lines() {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut peer = Self { child, commands, answers: receiver, limit, said, name: String::new() };
+        let greeting = peer.answer("its start")?;
         match greeting.split_once(' ') {
             Some(("torch", _)) => peer.name = plain(&greeting).into_owned(),
             Some(("absent", reason)) => {
@@ -195,17 +209,23 @@ impl Peer {
     fn ask(&mut self, command: &str) -> Result<String, PeerError> {
         // A peer that has ended cannot be written to; its last words say more than that.
         let _ = writeln!(self.commands, "{command}").and_then(|()| self.commands.flush());
-        self.answer()
+        self.answer(&format!("`{command}`"))
     }
 
-    fn answer(&mut self) -> Result<String, PeerError> {
-        let mut line = String::new();
-        if self.answers.read_line(&mut line)? == 0 {
-            let said = std::fs::read_to_string(&self.said).unwrap_or_default();
-            let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended without a word");
-            return Err(PeerError::Failed(plain(last).into_owned()));
+    /// The next line of its standard output; `after` says what it answers.
+    fn answer(&mut self, after: &str) -> Result<String, PeerError> {
+        match self.answers.recv_timeout(self.limit) {
+            Ok(line) => Ok(line?.trim_end().to_owned()),
+            Err(RecvTimeoutError::Timeout) => Err(PeerError::Failed(format!(
+                "it gave no answer within {} s of {after} and was ended; --peer-timeout gives it longer",
+                self.limit.as_secs_f64()
+            ))),
+            Err(RecvTimeoutError::Disconnected) => {
+                let said = std::fs::read_to_string(&self.said).unwrap_or_default();
+                let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended without a word");
+                Err(PeerError::Failed(plain(last).into_owned()))
+            }
         }
-        Ok(line.trim_end().to_owned())
     }
 }
 
@@ -280,12 +300,14 @@ fn write_inputs(path: &Path, layer: &LayerInputs<'_>) -> Result<(), PeerError> {
     for (name, weight) in projections(layer) {
         sink.matrix::<i8>(name, Dtype::I8, weight.reversed_axes());
     }
-    let DownWeight::Int8 { codes, scale } = w.w_down else {
-        return Err(PeerError::Failed("the layer's down weight is not that of a checkpoint".into()));
-    };
-    sink.matrix::<i8>("w_down", Dtype::I8, codes.reversed_axes());
+    match w.w_down {
+        DownWeight::Bf16(weight) => sink.matrix::<bf16>("w_down", Dtype::BF16, weight.reversed_axes()),
+        DownWeight::Int8 { codes, scale } => {
+            sink.matrix::<i8>("w_down", Dtype::I8, codes.reversed_axes());
+            sink.vector("w_down_scale", scale);
+        }
+    }
     for (name, values) in [
-        ("w_down_scale", scale),
         ("wq_scale", w.wq_scale),
         ("wk_scale", w.wk_scale),
         ("wv_scale", w.wv_scale),
@@ -352,8 +374,16 @@ fn projections<'a>(layer: &LayerInputs<'a>) -> [(&'static str, ArrayView2<'a, i8
 
 #[cfg(test)]
 mod tests {
+    use cases::PolicyRequest;
+    use device::{Bundle, Captures, Layout};
+    use goldens::report::Verdict;
+    use goldens::{FALSE_ALARM, Job, judge};
+
     use super::*;
     use crate::bench::layer::{Layers, Shape, as_checkpoint, down_codes};
+
+    /// Longer than anything on a small layer takes.
+    const LIMIT: Duration = Duration::from_secs(600);
 
     /// The interpreter that tests use, as the command chooses it.
     fn python() -> PathBuf {
@@ -378,7 +408,7 @@ mod tests {
     #[test]
     fn the_torch_golden_gives_the_same_integers() {
         on_a_small_layer(|layer| {
-            let compared = match compare(&python(), layer, TORCH, "layer_mini", |_| {}) {
+            let compared = match compare(&python(), LIMIT, layer, TORCH, "layer_mini", |_| {}) {
                 Err(error) if absent(&error) => return,
                 other => other.unwrap(),
             };
@@ -400,7 +430,7 @@ mod tests {
             codes[(2, 7)] ^= 1;
             trace.force(TensorId::MlpNormI8, std::sync::Arc::new(reference::Tensor::I8(codes)));
             write_expected(&folder.path().join("expected.safetensors"), layer, &trace).unwrap();
-            let mut peer = match Peer::start(&python(), folder.path(), 1) {
+            let mut peer = match Peer::start(&python(), LIMIT, folder.path(), 1) {
                 Err(error) if absent(&error) => return,
                 other => other.unwrap(),
             };
@@ -415,10 +445,59 @@ mod tests {
     }
 
     #[test]
+    fn the_torch_golden_passes_the_gate_as_a_device_would() {
+        let layers = Layers::new("mini", 256);
+        for rows in [3, BATCH] {
+            let shape = Shape { rows, context: 137 };
+            let (case, inputs) = (layers.case(shape).unwrap(), layers.inputs(shape).unwrap());
+            let layer = inputs.layer(0).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            write_inputs(&folder.path().join("layer.safetensors"), &layer).unwrap();
+            write_expected(&folder.path().join("expected.safetensors"), &layer, &run_layer(&layer, &Policy::rne()))
+                .unwrap();
+            for (_, form) in TORCH {
+                let mut peer = match Peer::start(&python(), LIMIT, folder.path(), 2) {
+                    Err(error) if absent(&error) => return,
+                    other => other.unwrap(),
+                };
+                let answer = peer.ask(&format!("capture {form}")).unwrap();
+                let path = Path::new(answer.strip_prefix("captured ").unwrap());
+                let captures = Captures::open(path, &case.geometry, &Layout::of(&case)).unwrap();
+                let bundle = Bundle { dir: folder.path().into(), case: case.clone(), captures: Some(captures) };
+                let job = Job {
+                    bundle: &bundle,
+                    inputs: &inputs,
+                    policy: &PolicyRequest::Rne,
+                    only: None,
+                    false_alarm: FALSE_ALARM,
+                };
+                let report = judge(&job, &()).unwrap();
+                assert_eq!(report.verdict, Verdict::Pass, "{form}: {report:?}");
+                // All of the contract's tensors, and which rows of the two caches were written.
+                assert_eq!(report.tensors.len(), TensorId::ALL.len() + 2);
+            }
+        }
+    }
+
+    #[test]
     fn without_an_interpreter_the_message_says_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
-        let error = Peer::start(Path::new("no-such-python"), folder.path(), 1).err().unwrap().to_string();
+        let error = Peer::start(Path::new("no-such-python"), LIMIT, folder.path(), 1).err().unwrap().to_string();
         assert!(error.contains("no-such-python -m pip install torch") && error.contains("--python"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_peer_that_hangs_is_ended() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let hung = folder.path().join("python");
+        // As silent as an import that waits for a lock; it would outlast any test.
+        std::fs::write(&hung, "#!/bin/sh\nexec sleep 86400\n").unwrap();
+        std::fs::set_permissions(&hung, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let error = Peer::start(&hung, Duration::from_millis(50), folder.path(), 1).err().unwrap().to_string();
+        assert!(error.contains("no answer within 0.05 s of its start"), "{error}");
+        assert!(error.contains("--peer-timeout"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! How long work must take: the bytes it has to read and the multiply-adds it has to do, against the machine's
 //! floors. Each part of the work is bound by whichever takes longer; parts follow one another.
 
-use reference::{DownWeight, LayerInputs};
+use reference::model::{ModelError, Weights};
+use reference::{Batch, DownWeight, LayerInputs, LayerWeights};
 
 use super::Floors;
 
@@ -56,6 +57,23 @@ impl Work {
         Self(int8.into_iter().chain([down]).chain(cache.0).collect())
     }
 
+    /// One decode step of a whole model: everything that it touches of the weights read once as it is held (codes,
+    /// scales and norms of all layers, final norm, head, and the embedding of each active row), and the keys and
+    /// values of every active row's context in all layers.
+    ///
+    /// # Errors
+    /// The model lacks a layer.
+    pub fn step(weights: &impl Weights, batch: &Batch) -> Result<Self, ModelError> {
+        let geometry = weights.geometry();
+        let of_layer = |layer| weights.layer(layer).map(|w| bytes(&w)).ok_or(ModelError::NoLayer(layer));
+        let layers: usize = (0..geometry.num_hidden_layers).map(of_layer).sum::<Result<_, _>>()?;
+        let embeddings = 2 * batch.active * geometry.hidden_size;
+        let outside = 4 * weights.final_norm().len() + 2 * weights.lm_head().len() + embeddings;
+        let tokens: usize = batch.seq_lens.iter().take(batch.active).sum();
+        let cache = geometry.num_hidden_layers * 2 * 2 * tokens * geometry.kv_width();
+        Ok(Self::reading(layers + outside + cache))
+    }
+
     /// The least seconds it can take, and what binds: `read`, `int8`, `fp32`, or several of them with `+`.
     pub fn floor(&self, floors: &Floors) -> (String, f64) {
         let (mut seconds, mut binds) = (0.0, [("read", false), ("int8", false), ("fp32", false)]);
@@ -71,6 +89,19 @@ impl Work {
         let names: Vec<_> = binds.iter().filter(|(_, binds)| *binds).map(|(name, _)| *name).collect();
         (names.join("+"), seconds)
     }
+}
+
+/// Bytes of a layer's weights as they are held.
+fn bytes(w: &LayerWeights<'_>) -> usize {
+    let codes = [w.wq, w.wk, w.wv, w.wo, w.w_gate, w.w_up].iter().map(|w| w.len()).sum::<usize>();
+    let norms = [w.input_rms_weight, w.post_rms_weight, w.q_norm_weight, w.k_norm_weight];
+    let scales = [w.wq_scale, w.wk_scale, w.wv_scale, w.wo_scale, w.w_gate_scale, w.w_up_scale];
+    let vectors = norms.iter().chain(&scales).map(|vector| 4 * vector.len()).sum::<usize>();
+    let down = match w.w_down {
+        DownWeight::Bf16(weight) => 2 * weight.len(),
+        DownWeight::Int8 { codes, scale } => codes.len() + 4 * scale.len(),
+    };
+    codes + vectors + down
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `assay bench`: the reference's speed against this machine's own limits (`docs/performance.md`).
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use goldens::Progress as _;
@@ -21,12 +22,18 @@ pub struct Bench {
     /// Run this line only; may be given several times
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
+    /// A checkpoint of the 14B geometry; adds the line that runs a whole decode step of it
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
     /// Also run somebody else's golden of the same layer, in turn with ours
     #[arg(long, value_enum, value_name = "PEER")]
     peer: Option<Peer>,
     /// The Python interpreter that runs the peer
     #[arg(long, value_name = "PATH", env = "PYTHON", default_value = "python3")]
     python: PathBuf,
+    /// Seconds that the peer has for each answer before it is taken for hung
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    peer_timeout: u64,
     /// Format of the report on standard output
     #[arg(long, value_enum, default_value_t = Format::Human)]
     format: Format,
@@ -60,12 +67,13 @@ impl Bench {
     /// Measures and reports.
     ///
     /// # Errors
-    /// A line that does not exist, or inputs that this machine cannot hold.
+    /// A line that does not exist, a checkpoint that is wrong, or inputs that this machine cannot hold.
     pub fn run(&self) -> Result<Code, Refusal> {
-        let selection = Selection::new(&self.only, self.peer.is_some())?;
+        let selection = Selection::new(&self.only, self.peer.is_some(), self.model.is_some())?;
         let bar = Bar::new(selection.lines.len() + usize::from(!selection.peer.is_empty()));
         bar.begin("floors");
-        let mut runner = Runner::new();
+        let model = selection.lines.iter().any(|(_, subject)| needs_model(*subject));
+        let mut runner = Runner::new(self.model.as_deref().filter(|_| model))?;
         let mut lines = Vec::new();
         for &(name, subject) in &selection.lines {
             bar.begin(name);
@@ -96,7 +104,14 @@ impl Bench {
         let down = down_codes(inputs.geometry())?;
         let layer = as_checkpoint(inputs.layer(0)?, down.view());
         let layer = layer.map_err(|error| Refusal::Request(format!("peer: {error}")))?;
-        Ok(peer::compare(&self.python, &layer, forms, lines::PEERS_LAYER, |form| bar.begin(form)))
+        Ok(peer::compare(
+            &self.python,
+            Duration::from_secs(self.peer_timeout),
+            &layer,
+            forms,
+            lines::PEERS_LAYER,
+            |form| bar.begin(form),
+        ))
     }
 }
 
@@ -118,20 +133,33 @@ fn merge(report: &mut Report, found: Result<Comparison, PeerError>) -> Code {
 }
 
 impl Selection {
-    /// The lines that a request names; all when it names none. The peer's lines run when it is asked for, those that
-    /// are named or else all, and naming one asks for it.
-    fn new(only: &[String], peer: bool) -> Result<Self, Refusal> {
+    /// The lines that a request names; all when it names none, those of a model where there is one. The peer's lines
+    /// run when it is asked for, those that are named or else all, and naming one asks for it.
+    fn new(only: &[String], peer: bool, model: bool) -> Result<Self, Refusal> {
         let names = || LINES.iter().map(|(name, _)| *name).chain(TORCH.iter().map(|(name, _)| *name));
         if let Some(unknown) = only.iter().find(|asked| !names().any(|name| name == asked.as_str())) {
             let names = names().collect::<Vec<_>>().join(", ");
             return Err(Refusal::Request(format!("--only: no line is called `{unknown}`; there are {names}")));
         }
         let asked = |name: &str| only.iter().any(|asked| asked == name);
-        let lines = LINES.iter().filter(|(name, _)| only.is_empty() || asked(name)).copied().collect();
+        let lines: Vec<_> = LINES.iter().filter(|(name, _)| only.is_empty() || asked(name)).copied().collect();
+        let modelless = |(_, subject): &(&str, Subject)| !model && needs_model(*subject);
+        if let Some((name, _)) = lines.iter().filter(|_| !only.is_empty()).find(|line| modelless(line)) {
+            return Err(Refusal::Request(format!(
+                "--only {name}: runs on a checkpoint; name its directory with --model DIR \
+                 (`assay model synthesize DIR --geometry 14b` makes one)"
+            )));
+        }
+        let lines = lines.into_iter().filter(|line| !modelless(line)).collect();
         let named: Vec<_> = TORCH.iter().filter(|(name, _)| asked(name)).copied().collect();
         let peer = if named.is_empty() && peer { TORCH.to_vec() } else { named };
         Ok(Self { lines, peer })
     }
+}
+
+/// Whether a line runs on a checkpoint.
+fn needs_model(subject: Subject) -> bool {
+    matches!(subject, Subject::Model(_))
 }
 
 #[cfg(test)]
@@ -140,8 +168,12 @@ mod tests {
     use crate::bench::{Floors, Line};
 
     fn select(only: &[&str], peer: bool) -> Result<(Vec<&'static str>, Vec<&'static str>), String> {
+        select_with(only, peer, false)
+    }
+
+    fn select_with(only: &[&str], peer: bool, model: bool) -> Result<(Vec<&'static str>, Vec<&'static str>), String> {
         let only: Vec<String> = only.iter().map(|&name| name.into()).collect();
-        let selection = Selection::new(&only, peer).map_err(|refusal| refusal.to_string())?;
+        let selection = Selection::new(&only, peer, model).map_err(|refusal| refusal.to_string())?;
         let names = selection.lines.iter().map(|(name, _)| *name).collect();
         Ok((names, selection.peer.iter().map(|(name, _)| *name).collect()))
     }
@@ -149,7 +181,7 @@ mod tests {
     #[test]
     fn lines_are_selected_by_name() {
         let (all, none) = select(&[], false).unwrap();
-        assert_eq!((all.len(), none.len()), (LINES.len(), 0));
+        assert_eq!((all.len(), none.len()), (LINES.len() - 1, 0));
         assert_eq!(select(&["inputs_14b"], false).unwrap(), (vec!["inputs_14b"], vec![]));
         // The order is that of the table, and twice is once.
         let asked = ["compare_bf16", "layer_14b_rows1_ctx1000", "compare_bf16"];
@@ -159,6 +191,17 @@ mod tests {
         let refused = select(&["inputs_14b", "layer_15b"], true).unwrap_err();
         assert!(refused.contains("`layer_15b`") && refused.contains("layer_14b_rows16_ctx200_out_in"), "{refused}");
         assert!(refused.contains("peer_torch_converted"), "{refused}");
+    }
+
+    #[test]
+    fn a_models_line_runs_where_there_is_a_model() {
+        let line = "model_14b_rows1";
+        assert!(!select_with(&[], false, false).unwrap().0.contains(&line));
+        assert!(select_with(&[], false, true).unwrap().0.contains(&line));
+        assert_eq!(select_with(&[line], false, true).unwrap().0, [line]);
+        assert_eq!(select_with(&["inputs_14b"], false, true).unwrap().0, ["inputs_14b"]);
+        let refused = select_with(&["inputs_14b", line], false, false).unwrap_err();
+        assert!(refused.contains(line) && refused.contains("--model DIR"), "{refused}");
     }
 
     #[test]
