@@ -32,25 +32,25 @@ pub enum Subject {
 
 /// All lines but the peer's, in the order in which they run: what shares inputs stands together.
 pub const LINES: &[(&str, Subject)] = &[
-    ("layer_14b_rows16_ctx200", layer(BATCH, 200, Layout::InOut)),
-    ("layer_14b_rows16_ctx1000", layer(BATCH, 1000, Layout::InOut)),
-    ("layer_14b_rows1_ctx200", layer(1, 200, Layout::InOut)),
-    ("layer_14b_rows1_ctx1000", layer(1, 1000, Layout::InOut)),
-    ("layer_14b_rows2_ctx200", layer(2, 200, Layout::InOut)),
-    ("layer_14b_rows2_ctx1000", layer(2, 1000, Layout::InOut)),
-    ("layer_14b_rows16_ctx200_out_in", layer(BATCH, 200, Layout::OutIn)),
-    ("layer_14b_rows16_ctx1000_out_in", layer(BATCH, 1000, Layout::OutIn)),
-    ("layer_14b_rows1_ctx200_out_in", layer(1, 200, Layout::OutIn)),
-    ("layer_14b_rows1_ctx1000_out_in", layer(1, 1000, Layout::OutIn)),
-    ("layer_14b_rows2_ctx200_out_in", layer(2, 200, Layout::OutIn)),
-    ("layer_14b_rows2_ctx1000_out_in", layer(2, 1000, Layout::OutIn)),
+    ("layer_14b_rows16_ctx200_in_out", layer(BATCH, 200, Layout::InOut)),
+    ("layer_14b_rows16_ctx1000_in_out", layer(BATCH, 1000, Layout::InOut)),
+    ("layer_14b_rows1_ctx200_in_out", layer(1, 200, Layout::InOut)),
+    ("layer_14b_rows1_ctx1000_in_out", layer(1, 1000, Layout::InOut)),
+    ("layer_14b_rows2_ctx200_in_out", layer(2, 200, Layout::InOut)),
+    ("layer_14b_rows2_ctx1000_in_out", layer(2, 1000, Layout::InOut)),
+    ("layer_14b_rows16_ctx200", layer(BATCH, 200, Layout::OutIn)),
+    ("layer_14b_rows16_ctx1000", layer(BATCH, 1000, Layout::OutIn)),
+    ("layer_14b_rows1_ctx200", layer(1, 200, Layout::OutIn)),
+    ("layer_14b_rows1_ctx1000", layer(1, 1000, Layout::OutIn)),
+    ("layer_14b_rows2_ctx200", layer(2, 200, Layout::OutIn)),
+    ("layer_14b_rows2_ctx1000", layer(2, 1000, Layout::OutIn)),
     ("inputs_14b", Subject::Inputs),
     ("compare_bf16", Subject::Compare),
     ("model_14b_rows1", Subject::Model(Shape { rows: 1, context: 200 })),
 ];
 
 /// The line that times the layer which peers are given.
-pub const PEERS_LAYER: &str = "layer_14b_rows16_ctx200_out_in";
+pub const PEERS_LAYER: &str = "layer_14b_rows16_ctx200";
 
 const fn layer(rows: usize, context: usize, layout: Layout) -> Subject {
     Subject::Layer(Shape { rows, context }, layout)

@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(select(&["peer_torch_int_mm"], false).unwrap(), (vec![], vec!["peer_torch_int_mm"]));
         assert_eq!(select(&["inputs_14b"], true).unwrap().1.len(), TORCH.len());
         let refused = select(&["inputs_14b", "layer_15b"], true).unwrap_err();
-        assert!(refused.contains("`layer_15b`") && refused.contains("layer_14b_rows16_ctx200_out_in"), "{refused}");
+        assert!(refused.contains("`layer_15b`") && refused.contains("layer_14b_rows16_ctx200_in_out"), "{refused}");
         assert!(refused.contains("peer_torch_converted"), "{refused}");
     }
 
