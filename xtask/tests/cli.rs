@@ -86,7 +86,7 @@ fn reports_are_written_beside_standard_output() {
 #[test]
 fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
     let dir = with_case();
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["gate", "nowhere"], "nowhere"),
         (&["gate", "a", "--no-such-flag"], "--no-such-flag"),
         (&["gate", "a", "--tensors", "out,outt"], "outt"),
