@@ -48,22 +48,31 @@ pub const BF16_NAN: bf16 = bf16::from_bits(0x7FC0);
 pub fn to_bf16(value: f32, rule: Rounding) -> bf16 {
     let bits = value.to_bits();
     let nan = bits & 0x7FFF_FFFF > 0x7F80_0000;
-    let increment = match rule {
-        Rounding::Rne | Rounding::None => 0x7FFF + ((bits >> 16) & 1),
-        Rounding::TiesAway => 0x8000,
-        Rounding::Trunc => 0,
+    // What is added below the last bit that stays, and whether that bit is added too: without branches in a loop.
+    let (increment, last) = match rule {
+        Rounding::Rne | Rounding::None => (0x7FFF, 1),
+        Rounding::TiesAway => (0x8000, 0),
+        Rounding::Trunc => (0, 0),
     };
+    let increment = increment + ((bits >> 16) & last);
     // A carry out of the mantissa moves to the next binade, and from the last one to infinity: what
     // IEEE rounding asks for. An infinity has a zero mantissa, so no increment reaches it.
     let rounded = (bits.wrapping_add(increment) >> 16) as u16;
     bf16::from_bits(if nan { BF16_NAN.to_bits() } else { rounded })
 }
 
+/// Widens one BF16 value, which is exact: a shift of its bits.
+#[must_use]
+#[inline(always)]
+pub fn widen(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
 /// Narrows under `rule` and widens again: what later steps see of a cast value.
 #[must_use]
 #[inline(always)]
 pub fn round_f32(value: f32, rule: Rounding) -> f32 {
-    if rule == Rounding::None { value } else { to_bf16(value, rule).to_f32() }
+    if rule == Rounding::None { value } else { widen(to_bf16(value, rule)) }
 }
 
 /// Whether `value` lies exactly midway between two BF16 neighbours.

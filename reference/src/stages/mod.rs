@@ -17,14 +17,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2, Axis, s};
+use ndarray::{Array2, ArrayView1, ArrayView2, s};
 use pulp::Arch;
 use rayon::prelude::*;
 
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
 use crate::products::Products;
-use crate::rounding::{Rounding, to_bf16};
+use crate::rounding::{Rounding, to_bf16, widen};
 use crate::tensor::{Tensor, TensorId, nothing};
 
 pub use attention::{KvSource, attend};
@@ -395,7 +395,7 @@ impl Trace {
         let rows = s![rows, ..];
         match (rule, self.wide(id)) {
             (Rounding::None, Some(wide)) => wide.slice(rows).to_owned(),
-            _ => self.bf16(id).slice(rows).mapv(bf16::to_f32),
+            _ => self.bf16(id).slice(rows).mapv(widen),
         }
     }
 }
@@ -429,8 +429,7 @@ fn narrowed(context: &Context<'_, '_>, id: TensorId, site: Site, wide: Array2<f3
     let wide = row_major(wide);
     let mut tensor = Array2::from_elem(wide.dim(), bf16::ZERO);
     if let (Some(tensor), Some(wide)) = (tensor.as_slice_mut(), wide.as_slice()) {
-        const CHUNK: usize = 1 << 13;
-        tensor.par_chunks_mut(CHUNK).zip(wide.par_chunks(CHUNK)).for_each(|(tensor, wide)| {
+        tensor.par_chunks_mut(PARALLEL / 2).zip(wide.par_chunks(PARALLEL / 2)).for_each(|(tensor, wide)| {
             Arch::new().dispatch(|| {
                 for (narrow, &wide) in tensor.iter_mut().zip(wide) {
                     *narrow = to_bf16(wide, rule);
@@ -441,14 +440,17 @@ fn narrowed(context: &Context<'_, '_>, id: TensorId, site: Site, wide: Array2<f3
     vec![Output { id, tensor: Tensor::Bf16(tensor), wide: Some(wide) }]
 }
 
+/// Elements from which on more threads than one pay: below, waking them takes longer than the work.
+const PARALLEL: usize = 1 << 17;
+
 /// `[rows, width]` values, each row filled by `row` on one thread, compiled for the CPU's vector level.
 fn by_rows(rows: usize, width: usize, row: impl Fn(usize, &mut [f32]) + Sync) -> Array2<f32> {
     let mut out = Array2::zeros((rows, width));
-    out.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(index, mut out)| {
-        if let Some(out) = out.as_slice_mut() {
-            Arch::new().dispatch(|| row(index, out));
-        }
-    });
+    if let Some(out) = out.as_slice_mut() {
+        let together = if out.len() < PARALLEL { rows } else { 1 };
+        let rows = out.par_chunks_exact_mut(width.max(1)).enumerate().with_min_len(together);
+        rows.for_each(|(index, out)| Arch::new().dispatch(|| row(index, out)));
+    }
     out
 }
 

@@ -1,6 +1,5 @@
 //! Steps 1, 2, 5 and 10: norms, head norms and the residual.
 
-use half::bf16;
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
 use super::{Context, Output, Trace, by_rows, contiguous, narrowed, plain};
@@ -8,6 +7,7 @@ use crate::elementary::inverse_sqrt;
 use crate::geometry::BATCH;
 use crate::kernels::SumOrder;
 use crate::policy::{Freedom, Site};
+use crate::rounding::widen;
 use crate::tensor::TensorId as T;
 
 /// Step 1: `normed = cast@normed(f32(x) * gamma_in)`. The RMS is not in it.
@@ -15,7 +15,7 @@ pub fn normed(context: &Context<'_, '_>, _: &Trace) -> Vec<Output> {
     let (x, gamma) = (context.inputs.hidden_states, contiguous(context.inputs.weights.input_rms_weight));
     let wide = by_rows(BATCH, x.ncols(), |b, out| {
         for ((out, x), gamma) in out.iter_mut().zip(&*contiguous(x.row(b))).zip(&*gamma) {
-            *out = x.to_f32() * gamma;
+            *out = widen(*x) * gamma;
         }
     });
     narrowed(context, T::NormedStates, Site::Normed, wide)
@@ -23,7 +23,7 @@ pub fn normed(context: &Context<'_, '_>, _: &Trace) -> Vec<Output> {
 
 /// Step 2: `inv_rms = 1 / sqrt(sum(x^2) * (1/H) + eps)`.
 pub fn inv_rms(context: &Context<'_, '_>, _: &Trace) -> Vec<Output> {
-    plain(T::InvRmsStates, row_inverse_rms(context, context.inputs.hidden_states.mapv(bf16::to_f32).view(), 256))
+    plain(T::InvRmsStates, row_inverse_rms(context, context.inputs.hidden_states.mapv(widen).view(), 256))
 }
 
 /// Step 5 for queries: the head norm.
@@ -68,7 +68,7 @@ fn h1(context: &Context<'_, '_>, trace: &Trace) -> Array2<f32> {
     let (proj, x) = (trace.f32(T::AttnProjFp32), context.inputs.hidden_states);
     by_rows(BATCH, x.ncols(), |b, out| {
         for ((out, proj), x) in out.iter_mut().zip(&*contiguous(proj.row(b))).zip(&*contiguous(x.row(b))) {
-            *out = proj + x.to_f32();
+            *out = proj + widen(*x);
         }
     })
 }

@@ -55,7 +55,7 @@ fn quantize(context: &Context<'_, '_>, x: Array2<f32>, site: Site, codes: T, sca
     let mut x = row_major(x);
     let mut act = Array2::zeros((x.nrows(), 1));
     let mut tensor = Array2::zeros(x.dim());
-    Zip::from(x.rows_mut()).and(tensor.rows_mut()).and(act.rows_mut()).par_for_each(|mut x, mut codes, mut act| {
+    Zip::from(x.rows_mut()).and(tensor.rows_mut()).and(act.rows_mut()).for_each(|mut x, mut codes, mut act| {
         let scale = row_scale(x.view());
         act.fill(scale.act);
         if let (Some(x), Some(codes)) = (x.as_slice_mut(), codes.as_slice_mut()) {
