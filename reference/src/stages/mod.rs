@@ -464,14 +464,32 @@ fn row_major(values: Array2<f32>) -> Array2<f32> {
     if values.is_standard_layout() { values } else { values.as_standard_layout().into_owned() }
 }
 
-/// An FP32 output.
-fn plain(id: TensorId, values: Array2<f32>) -> Vec<Output> {
+/// An FP32 output. Every NaN becomes the same one: which pattern an operation gives is the CPU's own affair.
+fn plain(id: TensorId, mut values: Array2<f32>) -> Vec<Output> {
+    if let Some(values) = values.as_slice_mut() {
+        Arch::new().dispatch(|| {
+            for value in values {
+                let bits = value.to_bits();
+                *value = f32::from_bits(if bits & 0x7FFF_FFFF > 0x7F80_0000 { f32::NAN.to_bits() } else { bits });
+            }
+        });
+    }
     vec![Output { id, tensor: Tensor::F32(values), wide: None }]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fp32_outputs_hold_one_nan_only() {
+        let patterns =
+            [0xFFC0_0000, 0x7F80_0001, 0x7FC0_1234, 0x3F80_0000, 0xFF80_0000, 0x8000_0000].map(f32::from_bits);
+        let outputs = plain(T::QProj, ndarray::arr2(&[patterns]));
+        let bits: Vec<u32> = outputs[0].tensor.f32().iter().map(|value| value.to_bits()).collect();
+        let nan = f32::NAN.to_bits();
+        assert_eq!(bits, [nan, nan, nan, 0x3F80_0000, 0xFF80_0000, 0x8000_0000]);
+    }
 
     #[test]
     fn every_tensor_is_written_once_and_read_only_after_it_is_written() {
