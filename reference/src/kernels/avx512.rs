@@ -573,7 +573,7 @@ impl Packed {
         let mut groups = Vec::new();
         let mut first = 0;
         while first < rows {
-            let size = [8, 4, 2, 1].into_iter().find(|&size| size <= rows - first).unwrap_or(1);
+            let size = group_size(rows - first);
             let start = first * steps * LANES;
             for r in 0..size {
                 let row = &x[(first + r) * depth..][..depth];
