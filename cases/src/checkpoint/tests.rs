@@ -32,6 +32,86 @@ fn synthesized(geometry: Geometry, seed: u64) -> TempDir {
     dir
 }
 
+/// Every file under a directory and its bytes; directories have none.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), fs::read(&path).unwrap_or_default())).collect()
+}
+
+#[test]
+fn a_refused_synthesis_leaves_everything_as_it_was() {
+    let dir = synthesized(small(), 1);
+    let before = contents(dir.path());
+    // More than any disk holds, and refused before it is planned tensor by tensor.
+    let geometry = Geometry { num_hidden_layers: 1 << 20, ..Geometry::named("14b").unwrap() };
+    let huge = |replace| Synthesis { geometry: geometry.clone(), seed: 1, replace };
+    let refused = synthesize(dir.path(), &huge(true), &mut |_, _| ()).unwrap_err().to_string();
+    assert!(refused.contains("MB free") && refused.contains("stays until the new one is whole"), "{refused}");
+    assert_eq!(contents(dir.path()), before);
+    // What an interrupted run left is not touched by a refused one either.
+    fs::create_dir(dir.path().join(".assay-x.tmp")).unwrap();
+    fs::write(dir.path().join(".assay-y.tmp"), "y").unwrap();
+    let before = contents(dir.path());
+    synthesize(dir.path(), &huge(true), &mut |_, _| ()).unwrap_err();
+    assert_eq!(contents(dir.path()), before);
+    // No directory stays that was made for nothing.
+    let new = dir.path().join("a/b");
+    synthesize(&new, &huge(false), &mut |_, _| ()).unwrap_err();
+    assert_eq!(contents(dir.path()), before);
+    // One that was there does.
+    fs::create_dir(dir.path().join("a")).unwrap();
+    synthesize(&new, &huge(false), &mut |_, _| ()).unwrap_err();
+    assert!(dir.path().join("a").is_dir() && !new.exists());
+}
+
+#[test]
+fn the_old_checkpoint_stays_until_the_new_one_is_whole() {
+    let dir = synthesized(small(), 1);
+    let old = Checkpoint::open(dir.path()).unwrap().layer(0).unwrap().wq.to_owned();
+    fs::write(dir.path().join("notes.txt"), "mine").unwrap();
+    fs::create_dir(dir.path().join(".assay-x.tmp")).unwrap();
+    let again = Synthesis { geometry: small(), seed: 2, replace: true };
+    let mut calls = 0;
+    let mut look = |_, _| {
+        calls += 1;
+        assert_eq!(Checkpoint::open(dir.path()).unwrap().layer(0).unwrap().wq, old);
+    };
+    synthesize(dir.path(), &again, &mut look).unwrap();
+    assert!(calls > 1);
+    let mut made = contents(dir.path());
+    assert_eq!(made.remove(&dir.path().join("notes.txt")).unwrap(), b"mine");
+    let clean = synthesized(small(), 2);
+    let named = |files: BTreeMap<PathBuf, Vec<u8>>| -> BTreeMap<_, _> {
+        files.into_iter().map(|(path, bytes)| (path.file_name().unwrap().to_owned(), bytes)).collect()
+    };
+    assert_eq!(named(made), named(contents(clean.path())));
+}
+
+#[test]
+fn one_directory_is_synthesized_into_once_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m");
+    let synthesis = |seed, replace| Synthesis { geometry: small(), seed, replace };
+    let mut calls = 0;
+    let mut second = |_, _| {
+        calls += 1;
+        for replace in [false, true] {
+            let refused = synthesize(&path, &synthesis(2, replace), &mut |_, _| ()).unwrap_err();
+            assert!(matches!(&refused, SynthesisError::Busy(busy) if *busy == path), "{refused}");
+            assert!(refused.to_string().contains("another process"), "{refused}");
+        }
+    };
+    synthesize(&path, &synthesis(1, false), &mut second).unwrap();
+    assert!(calls > 0);
+    let clean = synthesized(small(), 1);
+    assert_eq!(
+        contents(&path).into_values().collect::<Vec<_>>(),
+        contents(clean.path()).into_values().collect::<Vec<_>>()
+    );
+    // The lock goes with the run.
+    synthesize(&path, &synthesis(2, true), &mut |_, _| ()).unwrap();
+}
+
 /// A tensor's type, shape and bytes.
 type Stored = (Dtype, Vec<usize>, Vec<u8>);
 
