@@ -262,7 +262,7 @@ fn a_directory_in_use_is_replaced_only_when_asked() {
 fn without_its_last_file_a_run_leaves_no_checkpoint() {
     let edit = Edit::new();
     fs::remove_file(edit.path(CONFIG_FILE)).unwrap();
-    edit.is_refused(CONFIG_FILE, &["not found"]);
+    edit.is_refused(CONFIG_FILE, &["is missing"]);
 }
 
 #[test]
@@ -436,7 +436,25 @@ fn a_configuration_that_the_contract_does_not_compute_is_refused_by_key() {
     refused("/use_sliding_window", json!(true), &["use_sliding_window"]);
     refused("/layer_types", json!(["full_attention", "sliding_attention"]), &["layer_types[1]", "sliding"]);
     refused("/layer_types", json!(["full_attention"]), &["length of layer_types"]);
-    refused("/rope_scaling", json!({"type": "yarn", "factor": 4.0}), &["rope_scaling.rope_type", "yarn"]);
+    refused("/rope_scaling", json!({"type": "yarn", "factor": 4.0}), &["rope_scaling.type", "yarn", "scaled rotary"]);
+    let both = json!({"type": "yarn", "rope_type": "yarn", "factor": 4.0});
+    refused("/rope_scaling", both, &["rope_scaling.type", "yarn", "scaled rotary positions are not supported"]);
+    refused("/rope_scaling", json!({"factor": 4.0}), &["rope_scaling.factor", "4.0", "scaled rotary"]);
+    refused("/rope_scaling", json!({"rope_theta": 5.0}), &["rope_scaling.rope_theta", "5.0"]);
+    refused(
+        "/rope_parameters",
+        json!({"partial_rotary_factor": 0.5}),
+        &["rope_parameters.partial_rotary_factor", "0.5"],
+    );
+    refused("/partial_rotary_factor", json!(0.5), &["partial_rotary_factor: is 0.5", "part of each head"]);
+    refused("/rope_theta", json!(0.0), &["rope_theta: is 0.0; expected a positive number"]);
+    refused("/rope_theta", json!(null), &["rope_theta: is missing"]);
+    refused("/eos_token_id", json!(-1), &["eos_token_id: is -1; expected a token id"]);
+    refused("/eos_token_id", json!([1, "x"]), &["eos_token_id: is \"x\""]);
+    let long = "x".repeat(3_000_000);
+    refused("/hidden_act", json!(long), &["hidden_act", "xxx ...", "expected \"silu\""]);
+    refused("/hidden_size", json!(long), &["not the JSON", " ..."]);
+    assert!(edit.refusal().len() < 3000);
     refused("/rope_parameters", json!({"rope_theta": 5.0}), &["rope_parameters.rope_theta", "5.0"]);
     refused("/rope_theta", json!(-1.0), &["rope_theta", "positive"]);
     refused("/head_dim", json!(15), &["head_dim is 15"]);
@@ -472,7 +490,8 @@ fn both_forms_of_a_configuration_are_read() {
     edit.config(|config| {
         config.as_object_mut().unwrap().shift_remove("rope_theta");
         config["rope_parameters"] = serde_json::json!({"rope_theta": 500_000.0, "rope_type": "default"});
-        config["rope_scaling"] = serde_json::Value::Null;
+        config["rope_scaling"] = serde_json::json!({"type": "default", "rope_type": "default"});
+        config["partial_rotary_factor"] = serde_json::json!(1.0);
         config["eos_token_id"] = serde_json::json!([7, 48]);
         config["quantization_config"]["ignore"] = serde_json::json!(["re:.*lm_head"]);
         config["quantization_config"]["sparsity_config"] = serde_json::json!({});
@@ -481,6 +500,40 @@ fn both_forms_of_a_configuration_are_read() {
     assert_eq!((checkpoint.rope_theta(), checkpoint.stop_ids()), (5e5, &[7, 48, 49][..]));
     fs::remove_file(edit.path(GENERATION_FILE)).unwrap();
     assert_eq!(edit.open().stop_ids(), [7, 48]);
+}
+
+#[test]
+fn what_is_said_twice_is_refused_at_any_depth() {
+    let edit = Edit::new();
+    let good = fs::read_to_string(edit.path(CONFIG_FILE)).unwrap();
+    for (key, again) in [
+        ("\"num_bits\": 8", "\"num_bits\": 4, \"num_bits\": 8"),
+        ("\"group_0\":", "\"group_0\": {}, \"group_0\":"),
+        ("\"head_dim\":", "\"head_dim\": 8, \"head_dim\":"),
+    ] {
+        assert!(good.contains(key));
+        fs::write(edit.path(CONFIG_FILE), good.replacen(key, again, 1)).unwrap();
+        let name = again.split('"').nth(1).unwrap();
+        edit.is_refused(CONFIG_FILE, &[&format!("gives `{name}` twice"), "line"]);
+    }
+}
+
+#[test]
+fn a_missing_configuration_says_what_a_checkpoint_holds() {
+    let edit = Edit::new();
+    fs::remove_file(edit.path(CONFIG_FILE)).unwrap();
+    edit.is_refused(CONFIG_FILE, &["is missing", "a checkpoint directory holds", SINGLE_FILE, INDEX_FILE]);
+}
+
+#[test]
+fn stop_ids_are_few_and_each_once() {
+    let edit = Edit::new();
+    let with =
+        |ids: Vec<usize>| fs::write(edit.path(GENERATION_FILE), serde_json::json!({"eos_token_id": ids}).to_string());
+    with((0..1024).collect()).unwrap();
+    assert_eq!(edit.open().stop_ids().len(), 1024);
+    with((0..1_000_000).collect()).unwrap();
+    edit.is_refused(GENERATION_FILE, &["eos_token_id", "lists 1000000 ids", "at most 1024"]);
 }
 
 #[test]
