@@ -14,6 +14,7 @@ use goldens::report::{CaseReport, GateReport};
 use goldens::{Job, judge, repeatability};
 use reference::TensorId;
 
+use crate::cli::MOST_THREADS;
 use crate::exit_codes::Code;
 use crate::progress::Bar;
 use crate::refusal::Refusal;
@@ -206,10 +207,9 @@ fn append(path: &Path, text: &str) -> Result<(), Refusal> {
 }
 
 fn threads(text: &str) -> Result<NonZeroUsize, String> {
-    const MOST: usize = 1024;
     match text.parse::<NonZeroUsize>() {
-        Ok(threads) if threads.get() <= MOST => Ok(threads),
-        _ => Err(format!("expected a number from 1 to {MOST}")),
+        Ok(threads) if threads.get() <= MOST_THREADS => Ok(threads),
+        _ => Err(format!("expected a number from 1 to {MOST_THREADS}")),
     }
 }
 
