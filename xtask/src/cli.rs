@@ -1,6 +1,7 @@
 //! The command line as a whole: parsing, and what a wrong request looks like in each format.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
@@ -26,6 +27,11 @@ impl Cli {
         if let Some(level) = &self.kernels {
             reference::kernels::choose(level).map_err(|error| Refusal::Request(error.to_string()))?;
         }
+        let threads = match &self.command {
+            Command::Gate(gate) => gate.threads(),
+            _ => None,
+        };
+        start_threads(threads)?;
         match self.command {
             Command::Gate(gate) => gate.run(),
             Command::Case(case) => case.run(),
@@ -90,6 +96,14 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| if empty(&arg) { arg.env(None::<&str>) } else { arg })
         .mut_subcommands(without_empty_variables)
+}
+
+/// Starts the threads that all commands share, as many as asked for or else as the pool's variable or the machine
+/// has. Started when they are first used, a system that gives none would end the program in the middle of its work.
+fn start_threads(threads: Option<NonZeroUsize>) -> Result<(), Refusal> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.map_or(0, NonZeroUsize::get));
+    let asked = threads.map_or_else(|| "threads".to_owned(), |threads| format!("--threads {threads}"));
+    pool.build_global().map_err(|error| Refusal::Request(format!("{asked}: cannot be started: {error}")))
 }
 
 /// Refuses more threads than [`MOST_THREADS`] where the pool would take them from its variable.

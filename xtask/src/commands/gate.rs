@@ -128,16 +128,15 @@ impl Gate {
         }
     }
 
+    /// Threads asked for.
+    pub fn threads(&self) -> Option<NonZeroUsize> {
+        self.threads
+    }
+
     fn judge_all(&self) -> Result<GateReport, Refusal> {
         self.check_junit()?;
         let policy = self.policy.as_deref().map(PolicyRequest::from_flag).transpose()?;
         let only: Option<BTreeSet<_>> = self.tensors.as_ref().map(|tensors| tensors.iter().copied().collect());
-        if let Some(threads) = self.threads {
-            rayon::ThreadPoolBuilder::new()
-                .num_threads(threads.get())
-                .build_global()
-                .map_err(|error| Refusal::Request(format!("--threads {threads}: {error}")))?;
-        }
         let paths = self.cases()?;
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
         let bundles = paths.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
