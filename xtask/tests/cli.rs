@@ -86,7 +86,7 @@ fn reports_are_written_beside_standard_output() {
 #[test]
 fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
     let dir = with_case();
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["gate", "nowhere"], "nowhere"),
         (&["gate", "a", "--no-such-flag"], "--no-such-flag"),
         (&["gate", "a", "--tensors", "out,outt"], "outt"),
@@ -99,6 +99,7 @@ fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
         (&["bench", "--peer", "abacus"], "abacus"),
         (&["bench", "--only", "model_14b_rows1"], "--model DIR"),
         (&["bench", "--only", "model_14b_rows1", "--model", "no/such/model"], "no/such/model"),
+        (&["bench", "--only", "inputs_14b", "--model", "no/such/model"], "no/such/model"),
         (&["gate", "a", "a/case.yaml", "nowhere"], "nowhere"),
     ];
     for (args, named) in cases {
@@ -251,6 +252,22 @@ fn empty_variables_are_unset_ones_and_threads_have_a_limit() {
     let absent = with(&[("PYTHON", "")], &["bench", "--peer", "torch", "--python", "no/such/python"]);
     assert_eq!(code(&absent), 2);
     assert!(stderr(&absent).contains("no/such/python") && !stderr(&absent).contains("install"), "{}", stderr(&absent));
+}
+
+#[cfg(unix)]
+#[test]
+fn threads_that_the_system_does_not_give_are_a_refusal() {
+    // Stacks of so many threads are beyond the address space that is left.
+    let limited = "ulimit -v 1500000; exec \"$0\" \"$@\"";
+    for (variables, args) in
+        [(&[("RAYON_NUM_THREADS", "1024")][..], &["doctor"][..]), (&[], &["gate", "nowhere", "--threads", "1024"])]
+    {
+        let mut command = Command::new("sh");
+        command.args(["-c", limited, env!("CARGO_BIN_EXE_assay")]).args(args).envs(variables.iter().copied());
+        let refused = command.output().unwrap();
+        assert_eq!(code(&refused), 2, "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("threads") && stderr(&refused).contains("cannot be started"));
+    }
 }
 
 #[test]

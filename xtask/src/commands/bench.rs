@@ -75,8 +75,7 @@ impl Bench {
         }
         let bar = Bar::new(selection.lines.len() + usize::from(!selection.peer.is_empty()));
         bar.begin("floors");
-        let model = selection.lines.iter().any(|(_, subject)| needs_model(*subject));
-        let mut runner = Runner::new(self.model.as_deref().filter(|_| model))?;
+        let mut runner = Runner::new(self.model.as_deref())?;
         let mut lines = Vec::new();
         for &(name, subject) in &selection.lines {
             bar.begin(name);
