@@ -83,9 +83,12 @@ pub fn synthesize(dir: &Path, synthesis: &Synthesis, progress: &mut dyn FnMut(u6
         .ancestors()
         .take_while(|above| !above.as_os_str().is_empty() && above.symlink_metadata().is_err())
         .collect();
+    fs::create_dir_all(dir).map_err(at(dir))?;
+    let _lock = lock(dir)?;
     let done = synthesize_into(dir, &geometry, synthesis, progress);
     if done.is_err() {
-        // Directories that were made for nothing; what somebody else has put something into stays.
+        // Directories that were made for nothing; what somebody else has put something into stays. The lock is still
+        // held: without it, an empty directory may be one that another run has just begun with.
         for directory in made {
             let _ = fs::remove_dir(directory);
         }
@@ -99,8 +102,6 @@ fn synthesize_into(
     synthesis: &Synthesis,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SynthesisError> {
-    fs::create_dir_all(dir).map_err(at(dir))?;
-    let _lock = lock(dir)?;
     let total = total_bytes(geometry);
     let leftovers = prepare(dir, synthesis.replace)?;
     // Left by runs that were interrupted: nobody writes them any more, and their room is ours.

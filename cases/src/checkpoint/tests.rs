@@ -112,6 +112,22 @@ fn one_directory_is_synthesized_into_once_at_a_time() {
     synthesize(&path, &synthesis(2, true), &mut |_, _| ()).unwrap();
 }
 
+#[test]
+fn of_two_runs_that_begin_together_one_succeeds() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..50 {
+        let path = dir.path().join(round.to_string());
+        let run = |seed| synthesize(&path, &Synthesis { geometry: small(), seed, replace: false }, &mut |_, _| ());
+        let ended = std::thread::scope(|scope| {
+            let other = scope.spawn(|| run(1));
+            [run(2), other.join().unwrap()]
+        });
+        let refused: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
+        assert!(matches!(refused[..], [SynthesisError::Busy(_) | SynthesisError::NotEmpty(_)]), "{refused:?}");
+        assert_eq!(contents(&path).len(), 3);
+    }
+}
+
 /// A tensor's type, shape and bytes.
 type Stored = (Dtype, Vec<usize>, Vec<u8>);
 
