@@ -55,6 +55,11 @@ pub(crate) fn temporary_beside(target: &Path) -> io::Result<tempfile::NamedTempF
     builder.tempfile_in(directory)
 }
 
+/// A directory for files on their way to `directory`, removed with what is still in it when dropped.
+pub(crate) fn temporary_directory_in(directory: &Path) -> io::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(directory)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

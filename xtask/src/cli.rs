@@ -1,8 +1,9 @@
 //! The command line as a whole: parsing, and what a wrong request looks like in each format.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 
-use clap::{Parser, Subcommand};
+use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::commands::{bench, case, doctor, gate, model};
 use crate::exit_codes::Code;
@@ -22,9 +23,15 @@ struct Cli {
 
 impl Cli {
     fn run(self) -> Result<Code, Refusal> {
+        check_threads(std::env::var("RAYON_NUM_THREADS").ok().as_deref())?;
         if let Some(level) = &self.kernels {
             reference::kernels::choose(level).map_err(|error| Refusal::Request(error.to_string()))?;
         }
+        let threads = match &self.command {
+            Command::Gate(gate) => gate.threads(),
+            _ => None,
+        };
+        start_threads(threads)?;
         match self.command {
             Command::Gate(gate) => gate.run(),
             Command::Case(case) => case.run(),
@@ -34,6 +41,9 @@ impl Cli {
         }
     }
 }
+
+/// Most threads of a run, however they are asked for.
+pub const MOST_THREADS: usize = 1024;
 
 const EXIT_CODES: &str = "Exit codes: 0 every case passed; 1 an accuracy or contract failure was found; \
     2 the request or an input is wrong, nothing was judged; 125 could not be judged";
@@ -57,7 +67,9 @@ enum Command {
 /// Runs the command that the arguments ask for. `args[0]` is the program's name.
 pub fn run(args: Vec<OsString>) -> Code {
     let json = asks_for_json(&args);
-    let result = match Cli::try_parse_from(args) {
+    let command = without_empty_variables(Cli::command());
+    let parsed = command.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
+    let result = match parsed {
         Ok(cli) => cli.run(),
         // Help and version are answers.
         Err(answer) if !answer.use_stderr() => output::stdout(&answer.render().ansi().to_string()).map(|()| Code::Pass),
@@ -77,6 +89,33 @@ pub fn run(args: Vec<OsString>) -> Code {
     })
 }
 
+/// The command without those of its environment variables that are set and empty, as shells and CI files clear them:
+/// they mean what unset ones mean.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let empty = |arg: &Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    command
+        .mut_args(|arg| if empty(&arg) { arg.env(None::<&str>) } else { arg })
+        .mut_subcommands(without_empty_variables)
+}
+
+/// Starts the threads that all commands share, as many as asked for or else as the pool's variable or the machine
+/// has. Started when they are first used, a system that gives none would end the program in the middle of its work.
+fn start_threads(threads: Option<NonZeroUsize>) -> Result<(), Refusal> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.map_or(0, NonZeroUsize::get));
+    let asked = threads.map_or_else(|| "threads".to_owned(), |threads| format!("--threads {threads}"));
+    pool.build_global().map_err(|error| Refusal::Request(format!("{asked}: cannot be started: {error}")))
+}
+
+/// Refuses more threads than [`MOST_THREADS`] where the pool would take them from its variable.
+fn check_threads(requested: Option<&str>) -> Result<(), Refusal> {
+    match requested.and_then(|threads| threads.parse::<usize>().ok()) {
+        Some(threads) if threads > MOST_THREADS => Err(Refusal::Request(format!(
+            "RAYON_NUM_THREADS={threads}: at most {MOST_THREADS} threads are started; set fewer, or unset it for one a core"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 fn refuse_in_json(message: &str) -> Result<(), Refusal> {
     output::stdout(&report::json::refused(message.trim_end()))
 }
@@ -91,8 +130,6 @@ fn asks_for_json(args: &[OsString]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

@@ -86,7 +86,7 @@ fn reports_are_written_beside_standard_output() {
 #[test]
 fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
     let dir = with_case();
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["gate", "nowhere"], "nowhere"),
         (&["gate", "a", "--no-such-flag"], "--no-such-flag"),
         (&["gate", "a", "--tensors", "out,outt"], "outt"),
@@ -99,6 +99,7 @@ fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
         (&["bench", "--peer", "abacus"], "abacus"),
         (&["bench", "--only", "model_14b_rows1"], "--model DIR"),
         (&["bench", "--only", "model_14b_rows1", "--model", "no/such/model"], "no/such/model"),
+        (&["bench", "--only", "inputs_14b", "--model", "no/such/model"], "no/such/model"),
         (&["gate", "a", "a/case.yaml", "nowhere"], "nowhere"),
     ];
     for (args, named) in cases {
@@ -200,6 +201,16 @@ fn a_model_is_made_and_inspected() {
     assert_eq!(code(&again), 2);
     assert!(stderr(&again).contains("m: is not empty") && stderr(&again).contains("--force"), "{}", stderr(&again));
     assert_eq!(code(&assay(&[&make[..], &["--force", "--seed", "2"]].concat(), dir.path())), 0);
+    for (geometry, layers, told) in
+        [("mini", "5", "has 4 layers"), ("14b", "41", "has 40 layers"), ("mini", "0", "1 to 4")]
+    {
+        let make = ["model", "synthesize", "--geometry", geometry, "--layers", layers, "deeper"];
+        let refused = assay(&make, dir.path());
+        assert_eq!(code(&refused), 2);
+        let message = stderr(&refused);
+        assert!(message.contains(&format!("--layers {layers}")) && message.contains(told), "{message}");
+        assert!(!dir.path().join("deeper").exists());
+    }
 
     let human = stdout(&assay(&["model", "inspect", "m", "--codes"], dir.path()));
     for part in
@@ -219,6 +230,44 @@ fn a_model_is_made_and_inspected() {
     let broken = assay(&["model", "inspect", "m", "--format", "json"], dir.path());
     assert!(refusal(&broken).contains("config.json"));
     assert!(refusal(&assay(&["model", "inspect", "nowhere", "--format", "json"], dir.path())).contains("nowhere"));
+}
+
+#[test]
+fn empty_variables_are_unset_ones_and_threads_have_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let with = |variables: &[(&str, &str)], args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_assay"));
+        command.args(args).current_dir(dir.path()).envs(variables.iter().copied()).output().unwrap()
+    };
+    let run = with(&[("ASSAY_KERNELS", ""), ("PYTHON", ""), ("RAYON_NUM_THREADS", "")], &["doctor"]);
+    assert_eq!(code(&run), 0, "{}", stderr(&run));
+    assert!(stdout(&with(&[("PYTHON", "")], &["bench", "--help"])).contains("[default: python3]"));
+    assert_eq!(code(&with(&[("ASSAY_KERNELS", "nosuch")], &["doctor"])), 2);
+    for many in ["1025", "99999999", "18446744073709551615"] {
+        let refused = with(&[("RAYON_NUM_THREADS", many)], &["doctor"]);
+        assert_eq!(code(&refused), 2);
+        assert!(stderr(&refused).contains(many) && stderr(&refused).contains("1024"), "{}", stderr(&refused));
+    }
+    // Refused before floors are measured, with the path and no advice to install anything with it.
+    let absent = with(&[("PYTHON", "")], &["bench", "--peer", "torch", "--python", "no/such/python"]);
+    assert_eq!(code(&absent), 2);
+    assert!(stderr(&absent).contains("no/such/python") && !stderr(&absent).contains("install"), "{}", stderr(&absent));
+}
+
+#[cfg(unix)]
+#[test]
+fn threads_that_the_system_does_not_give_are_a_refusal() {
+    // Stacks of so many threads are beyond the address space that is left.
+    let limited = "ulimit -v 1500000; exec \"$0\" \"$@\"";
+    for (variables, args) in
+        [(&[("RAYON_NUM_THREADS", "1024")][..], &["doctor"][..]), (&[], &["gate", "nowhere", "--threads", "1024"])]
+    {
+        let mut command = Command::new("sh");
+        command.args(["-c", limited, env!("CARGO_BIN_EXE_assay")]).args(args).envs(variables.iter().copied());
+        let refused = command.output().unwrap();
+        assert_eq!(code(&refused), 2, "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("threads") && stderr(&refused).contains("cannot be started"));
+    }
 }
 
 #[test]

@@ -2,14 +2,15 @@
 //! to be the one that the contract computes. A key that changes what the model computes, and that the contract does
 //! not know, is refused; one that does not is skipped.
 
-use std::fmt::Debug;
+use std::collections::BTreeSet;
+use std::fmt::{Debug, Display};
 use std::path::Path;
 
 use reference::Geometry;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::error::{CheckpointError, CheckpointFault};
+use super::error::{CheckpointError, CheckpointFault, cut};
 use super::layout::PROJECTIONS;
 use super::{CONFIG_FILE, GENERATION_FILE, json};
 
@@ -42,8 +43,9 @@ struct ConfigJson {
     rms_norm_eps: f64,
     max_position_embeddings: Option<usize>,
     rope_theta: Option<f64>,
-    rope_parameters: Option<Rope>,
-    rope_scaling: Option<Rope>,
+    partial_rotary_factor: Option<f64>,
+    rope_parameters: Option<Map<String, Value>>,
+    rope_scaling: Option<Map<String, Value>>,
     #[serde(default)]
     tie_word_embeddings: bool,
     #[serde(default)]
@@ -52,43 +54,63 @@ struct ConfigJson {
     #[serde(default)]
     use_sliding_window: bool,
     layer_types: Option<Vec<String>>,
-    eos_token_id: Option<Ids>,
+    eos_token_id: Option<Value>,
     quantization_config: Option<Quantization>,
 }
 
 #[derive(Deserialize)]
-struct Rope {
-    rope_theta: Option<f64>,
-    #[serde(alias = "type")]
-    rope_type: Option<String>,
-}
-
-#[derive(Deserialize)]
 struct GenerationJson {
-    eos_token_id: Option<Ids>,
+    eos_token_id: Option<Value>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Ids {
-    One(usize),
-    Many(Vec<usize>),
-}
+/// Stop ids that a file may list. Models have a handful.
+const MOST_IDS: usize = 1024;
 
-impl Ids {
-    fn into_vec(self) -> Vec<usize> {
-        match self {
-            Self::One(id) => vec![id],
-            Self::Many(ids) => ids,
-        }
+/// The ids of `eos_token_id`: none, one or a list.
+fn ids(value: Option<&Value>) -> Result<Vec<usize>, CheckpointFault> {
+    let id = |value: &Value| {
+        let id = value.as_u64().and_then(|id| usize::try_from(id).ok());
+        id.ok_or_else(|| holds("eos_token_id", value, "a token id or a list of them, each 0 or more"))
+    };
+    match value {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(list)) if list.len() > MOST_IDS => Err(CheckpointFault::Config {
+            key: "eos_token_id".to_owned(),
+            found: format!("lists {} ids", list.len()),
+            expected: format!("at most {MOST_IDS}"),
+        }),
+        Some(Value::Array(list)) => list.iter().map(id).collect(),
+        Some(one) => Ok(vec![id(one)?]),
     }
 }
+
+/// The rotary base that `rope_parameters` or `rope_scaling` gives. Everything else in them scales positions, or turns
+/// a part of each head only.
+fn plain_rope(key: &str, rope: &Map<String, Value>) -> Result<Option<f64>, CheckpointFault> {
+    const UNSUPPORTED: &str = "scaled rotary positions are not supported";
+    let mut theta = None;
+    for (name, value) in rope.iter().filter(|(_, value)| !value.is_null()) {
+        let key = format!("{key}.{name}");
+        match name.as_str() {
+            "type" | "rope_type" if value == "default" => {}
+            "type" | "rope_type" => return Err(holds(&key, value, format!("\"default\": {UNSUPPORTED}"))),
+            "rope_theta" => theta = Some(value.as_f64().ok_or_else(|| holds(&key, value, "a positive number"))?),
+            "partial_rotary_factor" if value.as_f64() == Some(1.0) => {}
+            "partial_rotary_factor" => return Err(holds(&key, value, WHOLE)),
+            _ => return Err(holds(&key, value, format!("no such key: {UNSUPPORTED}"))),
+        }
+    }
+    Ok(theta)
+}
+
+/// What `partial_rotary_factor` must be.
+const WHOLE: &str = "1: rotation of a part of each head is not supported";
 
 #[derive(Deserialize)]
 struct Quantization {
     quant_method: String,
     format: String,
-    config_groups: serde_json::Map<String, Value>,
+    config_groups: Map<String, Value>,
     #[serde(default)]
     ignore: Vec<String>,
     kv_cache_scheme: Option<Value>,
@@ -128,28 +150,37 @@ impl Config {
     /// Reads the configuration of the checkpoint in `dir`.
     pub fn read(dir: &Path) -> Result<Self, CheckpointError> {
         let path = dir.join(CONFIG_FILE);
-        let missing = || CheckpointError::new(&path, std::io::Error::from(std::io::ErrorKind::NotFound));
+        let missing = || CheckpointError::new(&path, CheckpointFault::NoConfig);
         let config: ConfigJson = json::read(&path)?.ok_or_else(missing)?;
         let checked = |config: ConfigJson| {
             config.check()?;
             config.into_config()
         };
         let mut config = checked(config).map_err(|fault| CheckpointError::new(&path, fault))?;
-        if let Some(generation) = json::read::<GenerationJson>(&dir.join(GENERATION_FILE))? {
-            for id in generation.eos_token_id.map(Ids::into_vec).unwrap_or_default() {
-                if !config.stop_ids.contains(&id) {
-                    config.stop_ids.push(id);
-                }
-            }
+        let path = dir.join(GENERATION_FILE);
+        if let Some(generation) = json::read::<GenerationJson>(&path)? {
+            let more = ids(generation.eos_token_id.as_ref()).map_err(|fault| CheckpointError::new(&path, fault))?;
+            config.stop_ids.extend(more);
         }
+        let mut seen = BTreeSet::new();
+        config.stop_ids.retain(|id| seen.insert(*id));
         Ok(config)
     }
 }
 
 /// A key that holds something else than it must.
 fn fault(key: &str, found: &dyn Debug, expected: impl Into<String>) -> CheckpointFault {
-    CheckpointFault::Config { key: key.to_owned(), found: format!("is {found:?}"), expected: expected.into() }
+    holds(key, &format!("{found:?}"), expected)
 }
+
+/// The same, with the value as the file writes it.
+fn holds(key: &str, found: &dyn Display, expected: impl Into<String>) -> CheckpointFault {
+    let found = format!("is {}", cut(&found.to_string(), SHOWN));
+    CheckpointFault::Config { key: cut(key, SHOWN), found, expected: expected.into() }
+}
+
+/// Characters of a key or a value that a message shows.
+const SHOWN: usize = 200;
 
 /// Refuses a key that does not hold what it must.
 fn demand<T: Debug + PartialEq>(key: &str, found: &T, expected: &T) -> Result<(), CheckpointFault> {
@@ -183,10 +214,8 @@ impl ConfigJson {
         if let Some(types) = &self.layer_types {
             demand("length of layer_types", &types.len(), &self.num_hidden_layers)?;
         }
-        for (key, rope) in [("rope_parameters", &self.rope_parameters), ("rope_scaling", &self.rope_scaling)] {
-            if let Some(kind) = rope.as_ref().and_then(|rope| rope.rope_type.as_ref()) {
-                demand(&format!("{key}.rope_type"), kind, &"default".to_owned())?;
-            }
+        if let Some(part) = self.partial_rotary_factor.filter(|part| *part != 1.0) {
+            return Err(holds("partial_rotary_factor", &part, WHOLE));
         }
         let scheme = self.quantization_config.as_ref();
         let none = || CheckpointFault::Config {
@@ -210,19 +239,29 @@ impl ConfigJson {
             rms_norm_eps: self.rms_norm_eps as f32,
         };
         geometry.validate()?;
-        let inner = self.rope_parameters.and_then(|rope| rope.rope_theta);
-        if let (Some(outer), Some(inner)) = (self.rope_theta, inner) {
-            demand("rope_parameters.rope_theta", &inner, &outer)?;
+        let mut theta = self.rope_theta;
+        for (key, rope) in [("rope_parameters", &self.rope_parameters), ("rope_scaling", &self.rope_scaling)] {
+            let inner = rope.as_ref().map(|rope| plain_rope(key, rope)).transpose()?.flatten();
+            if let (Some(outer), Some(inner)) = (theta, inner) {
+                demand(&format!("{key}.rope_theta"), &inner, &outer)?;
+            }
+            theta = theta.or(inner);
         }
-        let theta = self.rope_theta.or(inner);
-        let rope_theta = theta.filter(|theta| theta.is_finite() && *theta > 0.0);
-        let wrong = || fault("rope_theta", &theta, "a positive number, here or in rope_parameters");
+        let expected = "a positive number, here or in rope_parameters";
+        let rope_theta = match theta {
+            Some(theta) if theta.is_finite() && theta > 0.0 => theta,
+            Some(theta) => return Err(fault("rope_theta", &theta, expected)),
+            None => {
+                let (key, found) = ("rope_theta".to_owned(), "is missing".to_owned());
+                return Err(CheckpointFault::Config { key, found, expected: expected.to_owned() });
+            }
+        };
         Ok(Config {
             geometry,
-            rope_theta: rope_theta.ok_or_else(wrong)?,
+            rope_theta,
             max_positions: self.max_position_embeddings,
             tied: self.tie_word_embeddings,
-            stop_ids: self.eos_token_id.map(Ids::into_vec).unwrap_or_default(),
+            stop_ids: ids(self.eos_token_id.as_ref())?,
         })
     }
 }

@@ -10,7 +10,7 @@ use crate::header::HeaderError;
 
 /// A checkpoint that cannot be used.
 #[derive(Debug, Error)]
-#[error("{}: {fault}", path.display())]
+#[error("{}: {}", path.display(), cut(&fault.to_string(), SAID))]
 pub struct CheckpointError {
     /// The file at fault, or the directory where no single file is.
     pub path: PathBuf,
@@ -25,6 +25,17 @@ impl CheckpointError {
     }
 }
 
+/// Characters of a message about a file at most: names and values are the file's, and may be millions long.
+const SAID: usize = 2000;
+
+/// The text, or its beginning where it is longer than `most` characters.
+pub(super) fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{} ...", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
 /// What is wrong with a checkpoint.
 #[derive(Debug, Error)]
 #[allow(missing_docs)] // Each variant and its fields are spelled out by the message.
@@ -33,6 +44,11 @@ pub enum CheckpointFault {
     Io(#[from] std::io::Error),
     #[error("is not a directory; name the directory that holds config.json and the weights")]
     NotADirectory,
+    #[error(
+        "is missing; a checkpoint directory holds {config} and the weights, in {single} or in shards with {index}",
+        config = super::CONFIG_FILE, single = super::SINGLE_FILE, index = super::INDEX_FILE
+    )]
+    NoConfig,
     #[error("is not a regular file")]
     NotAFile,
     #[error("is {length} bytes long, more than the {limit} that such a file may have")]

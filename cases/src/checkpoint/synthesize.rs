@@ -2,7 +2,7 @@
 //! of full size and no particular one. Tensors are drawn a few rows at a time and written as they are drawn, so that
 //! memory stays small; scales are such that activations stay of order 1 through any number of layers.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::layout::{self, EMBEDDING, Expected, HEAD, Part};
 use super::{CONFIG_FILE, GENERATION_FILE, INDEX_FILE, SINGLE_FILE};
-use crate::atomic::{is_temporary, temporary_beside, write_atomically};
+use crate::atomic::{is_temporary, temporary_directory_in};
 use crate::header::{Entry, Header, HeaderError};
 use crate::inputs::bytes;
 use crate::recipe::{OutlierColumns, Recipe, RecipeKind};
@@ -51,11 +51,14 @@ pub enum SynthesisError {
     Geometry(#[from] GeometryError),
     #[error("{}: is not empty; name a new directory, or ask for its files to be replaced", .0.display())]
     NotEmpty(PathBuf),
+    #[error("{}: is being written by another process; let it end, or name another directory", .0.display())]
+    Busy(PathBuf),
     #[error(
-        "{}: the checkpoint takes {} MB, but the file system has {} MB free; make room or ask for fewer layers",
-        path.display(), needed.div_ceil(1_000_000), free / 1_000_000
+        "{}: the checkpoint takes {} MB, but the file system has {} MB free; make room or ask for fewer layers{}",
+        path.display(), needed.div_ceil(1_000_000), free / 1_000_000,
+        if *beside { " (what the directory holds stays until the new one is whole, and needs its room)" } else { "" }
     )]
-    Space { path: PathBuf, needed: u64, free: u64 },
+    Space { path: PathBuf, needed: u64, free: u64, beside: bool },
     #[error("{}: {error}", path.display())]
     Io { path: PathBuf, error: io::Error },
     #[error("tensor `{tensor}`: {error}")]
@@ -64,9 +67,11 @@ pub enum SynthesisError {
     Header(#[from] HeaderError),
 }
 
-/// Writes a synthetic checkpoint into `dir`, which is made when it is not there. Shards are written under temporary
-/// names and renamed; index and `config.json` come last, so that an interrupted run leaves nothing that opens as a
-/// checkpoint. `progress` is told the bytes written so far and those of all tensors.
+/// Writes a synthetic checkpoint into `dir`, which is made when it is not there. All files are written into a temporary
+/// directory inside it first and moved when the last of them is whole: until then an old checkpoint stays as it was,
+/// and so it does when the request is refused or the writing fails. While files are moved there is no `config.json`,
+/// so that an interrupted run never leaves a mixture that opens. `progress` is told the bytes written so far and those
+/// of all tensors.
 ///
 /// # Errors
 /// A geometry that cannot be computed, a directory in use, too little space, or what the file system says.
@@ -74,18 +79,68 @@ pub fn synthesize(dir: &Path, synthesis: &Synthesis, progress: &mut dyn FnMut(u6
     let mut geometry = synthesis.geometry.clone();
     geometry.vocab_size = geometry.real_vocab_size;
     geometry.validate()?;
-    let shards = plan(&geometry);
-    let total: u64 = shards.iter().flatten().map(|tensor| tensor.bytes() as u64).sum();
-    let at = |path: &Path| {
-        let path = path.to_path_buf();
-        move |error| SynthesisError::Io { path, error }
-    };
+    let made: Vec<&Path> = dir
+        .ancestors()
+        .take_while(|above| !above.as_os_str().is_empty() && above.symlink_metadata().is_err())
+        .collect();
     fs::create_dir_all(dir).map_err(at(dir))?;
-    prepare(dir, synthesis.replace)?;
-    check_space(dir, total, fs4::available_space(dir).map_err(at(dir))?)?;
+    let _lock = lock(dir)?;
+    let done = synthesize_into(dir, &geometry, synthesis, progress);
+    if done.is_err() {
+        // Directories that were made for nothing; what somebody else has put something into stays. The lock is still
+        // held: without it, an empty directory may be one that another run has just begun with.
+        for directory in made {
+            let _ = fs::remove_dir(directory);
+        }
+    }
+    done
+}
 
+fn synthesize_into(
+    dir: &Path,
+    geometry: &Geometry,
+    synthesis: &Synthesis,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(), SynthesisError> {
+    let total = total_bytes(geometry);
+    let leftovers = prepare(dir, synthesis.replace)?;
+    // Left by runs that were interrupted: nobody writes them any more, and their room is ours.
+    let freed: u64 = leftovers.iter().map(|path| size(path)).sum();
+    let free = fs4::available_space(dir).map_err(at(dir))?.saturating_add(freed);
+    check_space(dir, total, free, synthesis.replace)?;
+    for path in leftovers {
+        remove(&path).map_err(at(&path))?;
+    }
+    let staging = temporary_directory_in(dir).map_err(at(dir))?;
+    let names = write_files(staging.path(), geometry, synthesis.seed, total, progress)?;
+
+    // What makes a directory a checkpoint of one kind or the other goes first, `config.json` before all.
+    for name in [CONFIG_FILE, INDEX_FILE, SINGLE_FILE] {
+        let path = dir.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(&path)(error)),
+            _ => {}
+        }
+    }
+    for name in names {
+        let path = dir.join(&name);
+        fs::rename(staging.path().join(&name), &path).map_err(at(&path))?;
+    }
+    staging.close().map_err(at(dir))
+}
+
+/// Writes the files of a checkpoint into `dir`; their names, `config.json` last.
+fn write_files(
+    dir: &Path,
+    geometry: &Geometry,
+    seed: u64,
+    total: u64,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<String>, SynthesisError> {
+    let shards = plan(geometry);
     let mut written = 0;
     let mut weight_map = Map::new();
+    let mut names = Vec::new();
     for (index, tensors) in shards.iter().enumerate() {
         let name = match shards.len() {
             1 => SINGLE_FILE.to_owned(),
@@ -93,53 +148,82 @@ pub fn synthesize(dir: &Path, synthesis: &Synthesis, progress: &mut dyn FnMut(u6
         };
         let path = dir.join(&name);
         let header = header(tensors).encode()?;
-        let mut file = temporary_beside(&path).map_err(at(&path))?;
+        let mut file = File::create(&path).map_err(at(&path))?;
         file.write_all(&header).map_err(at(&path))?;
         for tensor in tensors {
-            tensor.write(synthesis.seed, file.as_file_mut(), &path, &mut |bytes| {
+            tensor.write(seed, &mut file, &path, &mut |bytes| {
                 written += bytes as u64;
                 progress(written, total);
             })?;
             weight_map.insert(tensor.name.clone(), Value::String(name.clone()));
         }
-        file.persist(&path).map_err(|failed| at(&path)(failed.error))?;
+        names.push(name);
     }
     weight_map.sort_keys();
     let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
-    let mut files = vec![(GENERATION_FILE, generation_config(&geometry))];
+    let mut files = vec![(GENERATION_FILE, generation_config(geometry))];
     if shards.len() > 1 {
         files.push((INDEX_FILE, index));
     }
-    files.push((CONFIG_FILE, config(&geometry)));
+    files.push((CONFIG_FILE, config(geometry)));
     for (name, value) in files {
         let path = dir.join(name);
-        let text = format!("{value:#}\n");
-        write_atomically(&path, text.as_bytes()).map_err(at(&path))?;
+        fs::write(&path, format!("{value:#}\n")).map_err(at(&path))?;
+        names.push(name.to_owned());
     }
-    Ok(())
+    Ok(names)
 }
 
-/// Refuses a directory in use, or makes it one that does not open as a checkpoint, without what an interrupted run
-/// left behind.
-fn prepare(dir: &Path, replace: bool) -> Result<(), SynthesisError> {
-    let at = |path: &Path, error| SynthesisError::Io { path: path.to_path_buf(), error };
-    let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(|error| at(dir, error))?;
+/// What the file system says of a path, as an error of ours.
+fn at(path: &Path) -> impl FnOnce(io::Error) -> SynthesisError + use<> {
+    let path = path.to_path_buf();
+    move |error| SynthesisError::Io { path, error }
+}
+
+/// Holds the directory itself for this process until the file is closed, so that no lock is left behind by a run that
+/// was interrupted. `None` on systems and file systems that have no such locks.
+fn lock(dir: &Path) -> Result<Option<File>, SynthesisError> {
+    let Ok(directory) = File::open(dir) else { return Ok(None) };
+    match directory.try_lock() {
+        Ok(()) => Ok(Some(directory)),
+        Err(TryLockError::WouldBlock) => Err(SynthesisError::Busy(dir.to_path_buf())),
+        Err(TryLockError::Error(_)) => Ok(None),
+    }
+}
+
+/// Refuses a directory in use; what interrupted runs left behind in one that may be used.
+fn prepare(dir: &Path, replace: bool) -> Result<Vec<PathBuf>, SynthesisError> {
+    let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(at(dir))?;
     if !entries.is_empty() && !replace {
         return Err(SynthesisError::NotEmpty(dir.to_path_buf()));
     }
-    for entry in entries {
-        let name = entry.file_name();
-        let opens = [CONFIG_FILE, INDEX_FILE, SINGLE_FILE].iter().any(|file| name == *file);
-        if opens || is_temporary(&name) {
-            fs::remove_file(entry.path()).map_err(|error| at(&entry.path(), error))?;
-        }
+    Ok(entries.iter().filter(|entry| is_temporary(&entry.file_name())).map(fs::DirEntry::path).collect())
+}
+
+/// Bytes of a file, or of the files in a directory; what cannot be read counts nothing.
+fn size(path: &Path) -> u64 {
+    match fs::read_dir(path) {
+        Ok(entries) => entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|file| file.len()).sum(),
+        Err(_) => path.symlink_metadata().map_or(0, |file| file.len()),
     }
-    Ok(())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    if path.symlink_metadata()?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
 }
 
 /// Refuses what would fill the file system, with the numbers.
-fn check_space(path: &Path, needed: u64, free: u64) -> Result<(), SynthesisError> {
-    if needed <= free { Ok(()) } else { Err(SynthesisError::Space { path: path.to_path_buf(), needed, free }) }
+fn check_space(path: &Path, needed: u64, free: u64, beside: bool) -> Result<(), SynthesisError> {
+    if needed <= free { Ok(()) } else { Err(SynthesisError::Space { path: path.to_path_buf(), needed, free, beside }) }
+}
+
+/// Bytes of all tensors. Layers are alike, so that one of them tells.
+fn total_bytes(geometry: &Geometry) -> u64 {
+    let sum = |tensors: Vec<Expected>| -> u64 {
+        tensors.into_iter().map(|tensor| Planned::new(geometry, tensor).bytes() as u64).sum()
+    };
+    let layers = sum(layout::of_layer(geometry, 0)).saturating_mul(geometry.num_hidden_layers as u64);
+    sum(layout::outside(geometry, false)).saturating_add(layers)
 }
 
 /// A tensor to be written.
@@ -319,12 +403,13 @@ mod tests {
         assert!(sizes.iter().all(|size| *size <= SHARD), "{sizes:?}");
         assert_eq!(sizes.iter().sum::<usize>() / 1_000_000, 16_331);
         assert_eq!(shards.iter().flatten().count(), 3 + 40 * 18);
+        assert_eq!(sizes.iter().sum::<usize>() as u64, total_bytes(&Geometry::named("14b").unwrap()));
     }
 
     #[test]
     fn too_little_space_is_told_in_numbers() {
-        check_space(Path::new("d"), 10, 10).unwrap();
-        let message = check_space(Path::new("d"), 16_300_000_001, 5_000_000_000).unwrap_err().to_string();
+        check_space(Path::new("d"), 10, 10, false).unwrap();
+        let message = check_space(Path::new("d"), 16_300_000_001, 5_000_000_000, false).unwrap_err().to_string();
         assert!(message.contains("takes 16301 MB") && message.contains("5000 MB free"), "{message}");
     }
 }

@@ -32,6 +32,102 @@ fn synthesized(geometry: Geometry, seed: u64) -> TempDir {
     dir
 }
 
+/// Every file under a directory and its bytes; directories have none.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), fs::read(&path).unwrap_or_default())).collect()
+}
+
+#[test]
+fn a_refused_synthesis_leaves_everything_as_it_was() {
+    let dir = synthesized(small(), 1);
+    let before = contents(dir.path());
+    // More than any disk holds, and refused before it is planned tensor by tensor.
+    let geometry = Geometry { num_hidden_layers: 1 << 20, ..Geometry::named("14b").unwrap() };
+    let huge = |replace| Synthesis { geometry: geometry.clone(), seed: 1, replace };
+    let refused = synthesize(dir.path(), &huge(true), &mut |_, _| ()).unwrap_err().to_string();
+    assert!(refused.contains("MB free") && refused.contains("stays until the new one is whole"), "{refused}");
+    assert_eq!(contents(dir.path()), before);
+    // What an interrupted run left is not touched by a refused one either.
+    fs::create_dir(dir.path().join(".assay-x.tmp")).unwrap();
+    fs::write(dir.path().join(".assay-y.tmp"), "y").unwrap();
+    let before = contents(dir.path());
+    synthesize(dir.path(), &huge(true), &mut |_, _| ()).unwrap_err();
+    assert_eq!(contents(dir.path()), before);
+    // No directory stays that was made for nothing.
+    let new = dir.path().join("a/b");
+    synthesize(&new, &huge(false), &mut |_, _| ()).unwrap_err();
+    assert_eq!(contents(dir.path()), before);
+    // One that was there does.
+    fs::create_dir(dir.path().join("a")).unwrap();
+    synthesize(&new, &huge(false), &mut |_, _| ()).unwrap_err();
+    assert!(dir.path().join("a").is_dir() && !new.exists());
+}
+
+#[test]
+fn the_old_checkpoint_stays_until_the_new_one_is_whole() {
+    let dir = synthesized(small(), 1);
+    let old = Checkpoint::open(dir.path()).unwrap().layer(0).unwrap().wq.to_owned();
+    fs::write(dir.path().join("notes.txt"), "mine").unwrap();
+    fs::create_dir(dir.path().join(".assay-x.tmp")).unwrap();
+    let again = Synthesis { geometry: small(), seed: 2, replace: true };
+    let mut calls = 0;
+    let mut look = |_, _| {
+        calls += 1;
+        assert_eq!(Checkpoint::open(dir.path()).unwrap().layer(0).unwrap().wq, old);
+    };
+    synthesize(dir.path(), &again, &mut look).unwrap();
+    assert!(calls > 1);
+    let mut made = contents(dir.path());
+    assert_eq!(made.remove(&dir.path().join("notes.txt")).unwrap(), b"mine");
+    let clean = synthesized(small(), 2);
+    let named = |files: BTreeMap<PathBuf, Vec<u8>>| -> BTreeMap<_, _> {
+        files.into_iter().map(|(path, bytes)| (path.file_name().unwrap().to_owned(), bytes)).collect()
+    };
+    assert_eq!(named(made), named(contents(clean.path())));
+}
+
+#[test]
+fn one_directory_is_synthesized_into_once_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m");
+    let synthesis = |seed, replace| Synthesis { geometry: small(), seed, replace };
+    let mut calls = 0;
+    let mut second = |_, _| {
+        calls += 1;
+        for replace in [false, true] {
+            let refused = synthesize(&path, &synthesis(2, replace), &mut |_, _| ()).unwrap_err();
+            assert!(matches!(&refused, SynthesisError::Busy(busy) if *busy == path), "{refused}");
+            assert!(refused.to_string().contains("another process"), "{refused}");
+        }
+    };
+    synthesize(&path, &synthesis(1, false), &mut second).unwrap();
+    assert!(calls > 0);
+    let clean = synthesized(small(), 1);
+    assert_eq!(
+        contents(&path).into_values().collect::<Vec<_>>(),
+        contents(clean.path()).into_values().collect::<Vec<_>>()
+    );
+    // The lock goes with the run.
+    synthesize(&path, &synthesis(2, true), &mut |_, _| ()).unwrap();
+}
+
+#[test]
+fn of_two_runs_that_begin_together_one_succeeds() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..50 {
+        let path = dir.path().join(round.to_string());
+        let run = |seed| synthesize(&path, &Synthesis { geometry: small(), seed, replace: false }, &mut |_, _| ());
+        let ended = std::thread::scope(|scope| {
+            let other = scope.spawn(|| run(1));
+            [run(2), other.join().unwrap()]
+        });
+        let refused: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
+        assert!(matches!(refused[..], [SynthesisError::Busy(_) | SynthesisError::NotEmpty(_)]), "{refused:?}");
+        assert_eq!(contents(&path).len(), 3);
+    }
+}
+
 /// A tensor's type, shape and bytes.
 type Stored = (Dtype, Vec<usize>, Vec<u8>);
 
@@ -182,7 +278,7 @@ fn a_directory_in_use_is_replaced_only_when_asked() {
 fn without_its_last_file_a_run_leaves_no_checkpoint() {
     let edit = Edit::new();
     fs::remove_file(edit.path(CONFIG_FILE)).unwrap();
-    edit.is_refused(CONFIG_FILE, &["not found"]);
+    edit.is_refused(CONFIG_FILE, &["is missing"]);
 }
 
 #[test]
@@ -356,7 +452,25 @@ fn a_configuration_that_the_contract_does_not_compute_is_refused_by_key() {
     refused("/use_sliding_window", json!(true), &["use_sliding_window"]);
     refused("/layer_types", json!(["full_attention", "sliding_attention"]), &["layer_types[1]", "sliding"]);
     refused("/layer_types", json!(["full_attention"]), &["length of layer_types"]);
-    refused("/rope_scaling", json!({"type": "yarn", "factor": 4.0}), &["rope_scaling.rope_type", "yarn"]);
+    refused("/rope_scaling", json!({"type": "yarn", "factor": 4.0}), &["rope_scaling.type", "yarn", "scaled rotary"]);
+    let both = json!({"type": "yarn", "rope_type": "yarn", "factor": 4.0});
+    refused("/rope_scaling", both, &["rope_scaling.type", "yarn", "scaled rotary positions are not supported"]);
+    refused("/rope_scaling", json!({"factor": 4.0}), &["rope_scaling.factor", "4.0", "scaled rotary"]);
+    refused("/rope_scaling", json!({"rope_theta": 5.0}), &["rope_scaling.rope_theta", "5.0"]);
+    refused(
+        "/rope_parameters",
+        json!({"partial_rotary_factor": 0.5}),
+        &["rope_parameters.partial_rotary_factor", "0.5"],
+    );
+    refused("/partial_rotary_factor", json!(0.5), &["partial_rotary_factor: is 0.5", "part of each head"]);
+    refused("/rope_theta", json!(0.0), &["rope_theta: is 0.0; expected a positive number"]);
+    refused("/rope_theta", json!(null), &["rope_theta: is missing"]);
+    refused("/eos_token_id", json!(-1), &["eos_token_id: is -1; expected a token id"]);
+    refused("/eos_token_id", json!([1, "x"]), &["eos_token_id: is \"x\""]);
+    let long = "x".repeat(3_000_000);
+    refused("/hidden_act", json!(long), &["hidden_act", "xxx ...", "expected \"silu\""]);
+    refused("/hidden_size", json!(long), &["not the JSON", " ..."]);
+    assert!(edit.refusal().len() < 3000);
     refused("/rope_parameters", json!({"rope_theta": 5.0}), &["rope_parameters.rope_theta", "5.0"]);
     refused("/rope_theta", json!(-1.0), &["rope_theta", "positive"]);
     refused("/head_dim", json!(15), &["head_dim is 15"]);
@@ -392,7 +506,8 @@ fn both_forms_of_a_configuration_are_read() {
     edit.config(|config| {
         config.as_object_mut().unwrap().shift_remove("rope_theta");
         config["rope_parameters"] = serde_json::json!({"rope_theta": 500_000.0, "rope_type": "default"});
-        config["rope_scaling"] = serde_json::Value::Null;
+        config["rope_scaling"] = serde_json::json!({"type": "default", "rope_type": "default"});
+        config["partial_rotary_factor"] = serde_json::json!(1.0);
         config["eos_token_id"] = serde_json::json!([7, 48]);
         config["quantization_config"]["ignore"] = serde_json::json!(["re:.*lm_head"]);
         config["quantization_config"]["sparsity_config"] = serde_json::json!({});
@@ -401,6 +516,40 @@ fn both_forms_of_a_configuration_are_read() {
     assert_eq!((checkpoint.rope_theta(), checkpoint.stop_ids()), (5e5, &[7, 48, 49][..]));
     fs::remove_file(edit.path(GENERATION_FILE)).unwrap();
     assert_eq!(edit.open().stop_ids(), [7, 48]);
+}
+
+#[test]
+fn what_is_said_twice_is_refused_at_any_depth() {
+    let edit = Edit::new();
+    let good = fs::read_to_string(edit.path(CONFIG_FILE)).unwrap();
+    for (key, again) in [
+        ("\"num_bits\": 8", "\"num_bits\": 4, \"num_bits\": 8"),
+        ("\"group_0\":", "\"group_0\": {}, \"group_0\":"),
+        ("\"head_dim\":", "\"head_dim\": 8, \"head_dim\":"),
+    ] {
+        assert!(good.contains(key));
+        fs::write(edit.path(CONFIG_FILE), good.replacen(key, again, 1)).unwrap();
+        let name = again.split('"').nth(1).unwrap();
+        edit.is_refused(CONFIG_FILE, &[&format!("gives `{name}` twice"), "line"]);
+    }
+}
+
+#[test]
+fn a_missing_configuration_says_what_a_checkpoint_holds() {
+    let edit = Edit::new();
+    fs::remove_file(edit.path(CONFIG_FILE)).unwrap();
+    edit.is_refused(CONFIG_FILE, &["is missing", "a checkpoint directory holds", SINGLE_FILE, INDEX_FILE]);
+}
+
+#[test]
+fn stop_ids_are_few_and_each_once() {
+    let edit = Edit::new();
+    let with =
+        |ids: Vec<usize>| fs::write(edit.path(GENERATION_FILE), serde_json::json!({"eos_token_id": ids}).to_string());
+    with((0..1024).collect()).unwrap();
+    assert_eq!(edit.open().stop_ids().len(), 1024);
+    with((0..1_000_000).collect()).unwrap();
+    edit.is_refused(GENERATION_FILE, &["eos_token_id", "lists 1000000 ids", "at most 1024"]);
 }
 
 #[test]

@@ -2,10 +2,10 @@
 //! The two processes speak in lines: a command goes in, an answer comes out. The script documents both.
 
 use std::fs::File;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use half::bf16;
@@ -30,6 +30,11 @@ const SCRIPT: &str = include_str!("../../../tests/peers/torch_golden.py");
 const RUNS: usize = 5;
 /// Between a run of one side and the other's: worker threads of either spin for a while before they sleep.
 const PAUSE: Duration = Duration::from_millis(30);
+/// Bytes of an answer at most.
+const LONGEST: u64 = 1 << 16;
+/// The tensors that a check compares.
+const COMPARED: [&str; 9] =
+    ["attn_out_i8", "mlp_norm_i8", "normed_i8", "w_gate_sums", "w_up_sums", "wk_sums", "wo_sums", "wq_sums", "wv_sums"];
 
 /// Why there is no comparison with a peer.
 #[derive(Debug, Error)]
@@ -41,6 +46,14 @@ pub enum PeerError {
         what: String,
         /// The command that would install it.
         install: String,
+    },
+    /// There is no such program.
+    #[error("{}: no interpreter that can be run: {error}; name one with --python", path.display())]
+    NoInterpreter {
+        /// What was to be run.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
     },
     /// It began and did not go on.
     #[error("the peer failed: {0}")]
@@ -62,6 +75,24 @@ pub struct Comparison {
     pub notes: Vec<String>,
     /// Whether every INT8 and INT32 tensor is the same on both sides.
     pub equal: bool,
+}
+
+/// Finds out whether the interpreter can be run at all, which is known before anything is measured.
+///
+/// # Errors
+/// It cannot.
+pub fn require(python: &Path) -> Result<(), PeerError> {
+    let mut command = Command::new(python);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|error| no_interpreter(python, error))?;
+    // That it began is all that is asked; what it would say may take long.
+    let _ = child.kill();
+    let _ = child.wait();
+    Ok(())
+}
+
+fn no_interpreter(python: &Path, error: io::Error) -> PeerError {
+    PeerError::NoInterpreter { path: python.to_path_buf(), error }
 }
 
 /// Runs the layer and the peer's `forms` of it in turn. `layer` has its weights as a checkpoint holds them; `ours` is
@@ -122,7 +153,29 @@ struct Compared {
     elements: u64,
 }
 
+/// The seconds of an answer: a time that a run can take.
+fn seconds(answer: &str) -> Option<f64> {
+    let seconds: f64 = answer.strip_prefix("seconds ")?.parse().ok()?;
+    (seconds.is_finite() && seconds > 0.0).then_some(seconds)
+}
+
+/// As much of an answer as a message repeats.
+fn cut(answer: &str) -> String {
+    answer.chars().take(200).collect()
+}
+
 impl Checked {
+    /// Refuses counts of other tensors than those that are to be compared, each once.
+    fn require_all(&self) -> Result<(), PeerError> {
+        let mut names: Vec<&str> = self.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        names.sort_unstable();
+        if names == COMPARED {
+            return Ok(());
+        }
+        let (found, expected) = (cut(&plain(&names.join(", "))), COMPARED.join(", "));
+        Err(PeerError::Failed(format!("it compared the tensors [{found}]; expected [{expected}]")))
+    }
+
     /// Whether every INT8 and INT32 tensor is ours; none compared is not equal.
     fn equal(&self) -> bool {
         !self.tensors.is_empty() && self.tensors.iter().all(|tensor| tensor.differ == 0 && tensor.elements > 0)
@@ -168,15 +221,19 @@ impl Peer {
             let install = format!("{} -m pip install torch", python.display());
             PeerError::Absent { what, install }
         };
-        let mut child =
-            command.spawn().map_err(|error| absent(format!("{} cannot be run: {error}", python.display())))?;
+        let mut child = command.spawn().map_err(|error| no_interpreter(python, error))?;
         let (Some(commands), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(PeerError::Failed("it has no standard input and output".into()));
         };
-        let (sender, receiver) = channel();
+        let (sender, receiver) = sync_channel(1);
         std::thread::spawn(move || {
-            for line in BufReader::new(answers).lines() {
-                if sender.send(line).is_err() {
+            // An answer is short; what goes on without end is cut, and is no answer.
+            let mut answers = BufReader::new(answers);
+            loop {
+                let mut line = Vec::new();
+                let read = (&mut answers).take(LONGEST).read_until(b'\n', &mut line);
+                let line = read.map(|_| String::from_utf8_lossy(&line).into_owned());
+                if line.as_ref().is_ok_and(String::is_empty) || sender.send(line).is_err() {
                     break;
                 }
             }
@@ -188,7 +245,7 @@ impl Peer {
             Some(("absent", reason)) => {
                 return Err(absent(format!("{} has no usable torch ({})", python.display(), plain(reason))));
             }
-            _ => return Err(PeerError::Failed(format!("it began with {:?}", greeting))),
+            _ => return Err(PeerError::Failed(format!("it began with {:?}", cut(&greeting)))),
         }
         Ok(peer)
     }
@@ -196,14 +253,17 @@ impl Peer {
     /// Seconds of one run of a form, as the peer's clock has it.
     fn seconds(&mut self, form: &str) -> Result<f64, PeerError> {
         let answer = self.ask(&format!("run {form}"))?;
-        let seconds = answer.strip_prefix("seconds ").and_then(|seconds| seconds.parse().ok());
-        seconds.ok_or_else(|| PeerError::Failed(format!("it answered {answer:?} where seconds were asked for")))
+        seconds(&answer)
+            .ok_or_else(|| PeerError::Failed(format!("it answered {:?} where seconds were asked for", cut(&answer))))
     }
 
     fn check(&mut self, form: &str) -> Result<Checked, PeerError> {
         let answer = self.ask(&format!("check {form}"))?;
         let checked = answer.strip_prefix("checked ").and_then(|checked| serde_json::from_str(checked).ok());
-        checked.ok_or_else(|| PeerError::Failed(format!("it answered {answer:?} where counts were asked for")))
+        let checked: Checked = checked
+            .ok_or_else(|| PeerError::Failed(format!("it answered {:?} where counts were asked for", cut(&answer))))?;
+        checked.require_all()?;
+        Ok(checked)
     }
 
     fn ask(&mut self, command: &str) -> Result<String, PeerError> {
@@ -387,7 +447,8 @@ mod tests {
 
     /// The interpreter that tests use, as the command chooses it.
     fn python() -> PathBuf {
-        std::env::var_os("PYTHON").map_or_else(|| "python3".into(), PathBuf::from)
+        let named = std::env::var_os("PYTHON").filter(|python| !python.is_empty());
+        named.map_or_else(|| "python3".into(), PathBuf::from)
     }
 
     fn absent(error: &PeerError) -> bool {
@@ -483,7 +544,10 @@ mod tests {
     fn without_an_interpreter_the_message_says_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let error = Peer::start(Path::new("no-such-python"), LIMIT, folder.path(), 1).err().unwrap().to_string();
-        assert!(error.contains("no-such-python -m pip install torch") && error.contains("--python"), "{error}");
+        assert!(error.contains("no-such-python") && error.contains("--python"), "{error}");
+        assert!(!error.contains("install"), "{error}");
+        let required = require(Path::new("no-such-python")).unwrap_err().to_string();
+        assert_eq!(required, error);
     }
 
     #[cfg(unix)]
@@ -498,6 +562,23 @@ mod tests {
         let error = Peer::start(&hung, Duration::from_millis(50), folder.path(), 1).err().unwrap().to_string();
         assert!(error.contains("no answer within 0.05 s of its start"), "{error}");
         assert!(error.contains("--peer-timeout"), "{error}");
+    }
+
+    #[test]
+    fn answers_that_cannot_be_are_refused() {
+        assert_eq!(seconds("seconds 0.5"), Some(0.5));
+        for wrong in ["seconds NaN", "seconds inf", "seconds -1", "seconds 0", "seconds", "0.5", "seconds x"] {
+            assert_eq!(seconds(wrong), None, "{wrong}");
+        }
+        let compared = |names: &[&str]| Checked {
+            tensors: names.iter().map(|&name| Compared { name: name.into(), differ: 0, elements: 1 }).collect(),
+            out: Compared { name: String::new(), differ: 0, elements: 1 },
+        };
+        compared(&COMPARED).require_all().unwrap();
+        for wrong in [&COMPARED[1..], &["made_up"], &[], &[&COMPARED[..], &["wq_sums"]].concat()] {
+            let refused = compared(wrong).require_all().unwrap_err().to_string();
+            assert!(refused.contains("expected [attn_out_i8, "), "{refused}");
+        }
     }
 
     #[test]

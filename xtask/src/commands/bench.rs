@@ -19,7 +19,7 @@ use crate::report;
 /// The request.
 #[derive(Args)]
 pub struct Bench {
-    /// Run this line only; may be given several times
+    /// Run this line only; may be given several times. Naming a line of a peer (`peer_torch_*`) asks for that peer
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// A checkpoint of the 14B geometry; adds the line that runs a whole decode step of it
@@ -70,10 +70,12 @@ impl Bench {
     /// A line that does not exist, a checkpoint that is wrong, or inputs that this machine cannot hold.
     pub fn run(&self) -> Result<Code, Refusal> {
         let selection = Selection::new(&self.only, self.peer.is_some(), self.model.is_some())?;
+        if !selection.peer.is_empty() {
+            peer::require(&self.python).map_err(|error| Refusal::Request(error.to_string()))?;
+        }
         let bar = Bar::new(selection.lines.len() + usize::from(!selection.peer.is_empty()));
         bar.begin("floors");
-        let model = selection.lines.iter().any(|(_, subject)| needs_model(*subject));
-        let mut runner = Runner::new(self.model.as_deref().filter(|_| model))?;
+        let mut runner = Runner::new(self.model.as_deref())?;
         let mut lines = Vec::new();
         for &(name, subject) in &selection.lines {
             bar.begin(name);

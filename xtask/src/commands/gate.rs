@@ -14,6 +14,7 @@ use goldens::report::{CaseReport, GateReport};
 use goldens::{Job, judge, repeatability};
 use reference::TensorId;
 
+use crate::cli::MOST_THREADS;
 use crate::exit_codes::Code;
 use crate::progress::Bar;
 use crate::refusal::Refusal;
@@ -127,16 +128,15 @@ impl Gate {
         }
     }
 
+    /// Threads asked for.
+    pub fn threads(&self) -> Option<NonZeroUsize> {
+        self.threads
+    }
+
     fn judge_all(&self) -> Result<GateReport, Refusal> {
         self.check_junit()?;
         let policy = self.policy.as_deref().map(PolicyRequest::from_flag).transpose()?;
         let only: Option<BTreeSet<_>> = self.tensors.as_ref().map(|tensors| tensors.iter().copied().collect());
-        if let Some(threads) = self.threads {
-            rayon::ThreadPoolBuilder::new()
-                .num_threads(threads.get())
-                .build_global()
-                .map_err(|error| Refusal::Request(format!("--threads {threads}: {error}")))?;
-        }
         let paths = self.cases()?;
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
         let bundles = paths.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
@@ -206,10 +206,9 @@ fn append(path: &Path, text: &str) -> Result<(), Refusal> {
 }
 
 fn threads(text: &str) -> Result<NonZeroUsize, String> {
-    const MOST: usize = 1024;
     match text.parse::<NonZeroUsize>() {
-        Ok(threads) if threads.get() <= MOST => Ok(threads),
-        _ => Err(format!("expected a number from 1 to {MOST}")),
+        Ok(threads) if threads.get() <= MOST_THREADS => Ok(threads),
+        _ => Err(format!("expected a number from 1 to {MOST_THREADS}")),
     }
 }
 

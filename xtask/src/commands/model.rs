@@ -43,7 +43,7 @@ pub struct Synthesize {
     /// A named geometry
     #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(Geometry::NAMES))]
     geometry: String,
-    /// Layers; default: as many as the geometry has
+    /// Layers, at most as many as the geometry has; default: all of them
     #[arg(long)]
     layers: Option<usize>,
     /// Seed of the weights
@@ -72,7 +72,14 @@ impl Synthesize {
     fn run(&self) -> Result<(), Refusal> {
         let mut geometry = Geometry::named(&self.geometry)
             .ok_or_else(|| Refusal::Request(format!("no geometry is called `{}`", self.geometry)))?;
-        geometry.num_hidden_layers = self.layers.unwrap_or(geometry.num_hidden_layers);
+        let most = geometry.num_hidden_layers;
+        geometry.num_hidden_layers = self.layers.unwrap_or(most);
+        if !(1..=most).contains(&geometry.num_hidden_layers) {
+            let (layers, name) = (geometry.num_hidden_layers, &self.geometry);
+            return Err(Refusal::Request(format!(
+                "--layers {layers}: geometry `{name}` has {most} layers; ask for 1 to {most}"
+            )));
+        }
         let mut bar = None;
         let synthesis = Synthesis { geometry, seed: self.seed, replace: self.force };
         let mut progress = |written, total| bar.get_or_insert_with(|| Bar::of_bytes(total)).reached(written);

@@ -7,9 +7,9 @@ use comfy_table::{CellAlignment, Table};
 use super::human::TABLE;
 use crate::bench::{Floors, Report};
 
-const METHOD: &str = "time: median of an odd number of runs after one to warm up; floor: the least time in which this \
-     machine, with all threads and at the rates measured beside those runs, can read the bytes and do the multiply-adds \
-     of the line.";
+const METHOD: &str = "time: median of 7 runs after one to warm up, of 3 where a run takes a second, of 5 beside a peer; \
+     floor: the least time in which this machine, with all threads, can read the bytes and do the multiply-adds of the \
+     line. Each line's floor is of the rates measured beside its runs; the floors above are the best of the whole run.";
 
 /// The table, the floors over it and the method under it.
 pub fn human(report: &Report) -> String {
