@@ -667,54 +667,80 @@ fn dot_group<const R: usize>(
         }
     }
     let from: [*const u8; 2 * PAIRS] = weights.map(|row| row.address(at).0);
-    let whole = terms / LANES;
+    let (whole, rest) = (terms / LANES, terms % LANES);
     match weights[0] {
         Source::Bf16(_) => {
-            let last =
-                last_terms(weights, at, terms, |row, k| if let Source::Bf16(row) = row { row[k] } else { bf16::ZERO });
+            if rest > 0 {
+                let value = |row: &Source<'_>, k: usize| if let Source::Bf16(row) = row { row[k] } else { bf16::ZERO };
+                let last = last_terms(weights, at, terms, value);
+                // SAFETY: the padded copies hold eight values each.
+                panel[whole].set(unsafe { widen_bf16(last.each_ref().map(|last| last.as_ptr()), 0) });
+            }
             let from = from.map(<*const u8>::cast::<bf16>);
             dot_block::<R>(x, terms, panel, out, ahead, |step| {
-                let mut widened = [ZERO; PAIRS];
-                for pair in 0..PAIRS {
-                    let eight = |j: usize| {
-                        if step < whole { from[j].wrapping_add(step * LANES) } else { last[j].as_ptr() }
-                    };
-                    // SAFETY: eight BF16 values of the row, or of the padded copy, are 128 bits each.
-                    let (a, b) = unsafe {
-                        (_mm_loadu_si128(eight(2 * pair).cast()), _mm_loadu_si128(eight(2 * pair + 1).cast()))
-                    };
-                    let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
-                    widened[pair] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(both)));
-                }
-                panel[step].set(widened);
+                // SAFETY: step is below `whole`, so that each row has eight values there.
+                panel[step].set(unsafe { widen_bf16(from, step * LANES) });
             });
         }
         Source::Scaled(..) => {
-            let last =
-                last_terms(weights, at, terms, |row, k| if let Source::Scaled(row, _) = row { row[k] } else { 0 });
+            if rest > 0 {
+                let code = |row: &Source<'_>, k: usize| if let Source::Scaled(row, _) = row { row[k] } else { 0 };
+                let last = last_terms(weights, at, terms, code);
+                // SAFETY: the padded copies hold eight codes each.
+                panel[whole].set(unsafe { widen_scaled(last.each_ref().map(|last| last.as_ptr()), 0, scales) });
+            }
             let from = from.map(<*const u8>::cast::<i8>);
-            let splitter = _mm512_set1_ps(65537.0);
             dot_block::<R>(x, terms, panel, out, ahead, |step| {
-                let mut widened = [ZERO; PAIRS];
-                for pair in 0..PAIRS {
-                    let eight = |j: usize| {
-                        if step < whole { from[j].wrapping_add(step * LANES) } else { last[j].as_ptr() }
-                    };
-                    // SAFETY: eight codes of the row, or of the padded copy, are 64 bits each.
-                    let (a, b) = unsafe {
-                        (_mm_loadl_epi64(eight(2 * pair).cast()), _mm_loadl_epi64(eight(2 * pair + 1).cast()))
-                    };
-                    let codes = _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b));
-                    // BF16_RNE(f32(code) * scale). Veltkamp's splitting leaves the upper 8 of 24 bits, rounded to
-                    // nearest, ties to even, where neither overflow nor subnormal numbers come in its way.
-                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scales[pair]);
-                    let spread = _mm512_mul_ps(product, splitter);
-                    widened[pair] = _mm512_sub_ps(spread, _mm512_sub_ps(spread, product));
-                }
-                panel[step].set(widened);
+                // SAFETY: step is below `whole`, so that each row has eight codes there.
+                panel[step].set(unsafe { widen_scaled(from, step * LANES, scales) });
             });
         }
     }
+}
+
+/// Eight values of each row from `at` on, widened, two rows a register.
+///
+/// # Safety
+/// They must be readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn widen_bf16(rows: [*const bf16; 2 * PAIRS], at: usize) -> [__m512; PAIRS] {
+    let mut widened = [ZERO; PAIRS];
+    for pair in 0..PAIRS {
+        // SAFETY: as the caller promises.
+        let (a, b) = unsafe {
+            let (a, b) = (rows[2 * pair].add(at), rows[2 * pair + 1].add(at));
+            (_mm_loadu_si128(a.cast()), _mm_loadu_si128(b.cast()))
+        };
+        let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
+        widened[pair] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(both)));
+    }
+    widened
+}
+
+/// `BF16_RNE(f32(code) * scale)` of eight codes of each row from `at` on, widened, two rows a register. Veltkamp's
+/// splitting leaves the upper 8 of 24 bits, rounded to nearest, ties to even, where neither overflow nor subnormal numbers
+/// come in its way.
+///
+/// # Safety
+/// They must be readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn widen_scaled(rows: [*const i8; 2 * PAIRS], at: usize, scales: [__m512; PAIRS]) -> [__m512; PAIRS] {
+    let splitter = _mm512_set1_ps(65537.0);
+    let mut widened = [ZERO; PAIRS];
+    for pair in 0..PAIRS {
+        // SAFETY: as the caller promises.
+        let (a, b) = unsafe {
+            let (a, b) = (rows[2 * pair].add(at), rows[2 * pair + 1].add(at));
+            (_mm_loadl_epi64(a.cast()), _mm_loadl_epi64(b.cast()))
+        };
+        let codes = _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b));
+        let product = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scales[pair]);
+        let spread = _mm512_mul_ps(product, splitter);
+        widened[pair] = _mm512_sub_ps(spread, _mm512_sub_ps(spread, product));
+    }
+    widened
 }
 
 /// The terms after the last whole eight of each row, filled up with zeros.
@@ -734,7 +760,7 @@ fn last_terms<T: Copy + Default>(
 }
 
 /// Adds a panel's products to the lanes of `R` activation rows and prefetches the lines `ahead`. `widen` is called for
-/// every eight terms one step before they are added, so that multiply-adds do not wait for it.
+/// every whole eight terms one step before they are added, so that multiply-adds do not wait for it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn dot_block<const R: usize>(
@@ -752,12 +778,14 @@ fn dot_block<const R: usize>(
         acc[r] = out[r];
     }
     let mut x = x.as_ptr();
-    widen(0);
+    if whole > 0 {
+        widen(0);
+    }
     for step in 0..whole {
         if let Some(&line) = ahead.get(step) {
             prefetch(line);
         }
-        if step + 1 < steps {
+        if step + 1 < whole {
             widen(step + 1);
         }
         let w = panel[step].get();
