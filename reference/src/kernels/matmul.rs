@@ -43,18 +43,17 @@ pub fn distinct_rows<T: PartialEq>(x: ArrayView2<'_, T>) -> (Vec<usize>, Vec<usi
     (of_row, first)
 }
 
-/// [`distinct_rows`] of several FP32 matrices side by side, compared bit by bit.
-#[must_use]
-pub(crate) fn distinct_rows_of(matrices: &[ArrayView2<'_, f32>]) -> (Vec<usize>, Vec<usize>) {
-    let equal = |x: &ArrayView2<'_, f32>, a: usize, b: usize| match (x.row(a).to_slice(), x.row(b).to_slice()) {
+/// [`distinct_rows`] of FP32 values, compared bit by bit.
+fn distinct_values(x: ArrayView2<'_, f32>) -> (Vec<usize>, Vec<usize>) {
+    let equal = |a: usize, b: usize| match (x.row(a).to_slice(), x.row(b).to_slice()) {
         // As integers: a comparison of memory.
         (Some(a), Some(b)) => cast_slice::<f32, u32>(a) == cast_slice::<f32, u32>(b),
         _ => x.row(a).iter().zip(x.row(b)).all(|(a, b)| a.to_bits() == b.to_bits()),
     };
     let mut first: Vec<usize> = Vec::new();
     let mut of_row = Vec::new();
-    for row in 0..matrices.first().map_or(0, ArrayView2::nrows) {
-        let known = first.iter().position(|&other| matrices.iter().all(|x| equal(x, row, other)));
+    for row in 0..x.nrows() {
+        let known = first.iter().position(|&other| equal(row, other));
         of_row.push(known.unwrap_or(first.len()));
         if known.is_none() {
             first.push(row);
@@ -215,7 +214,7 @@ struct Distinct {
 
 impl Distinct {
     fn of(x: ArrayView2<'_, f32>) -> Self {
-        let (of_row, first) = distinct_rows_of(&[x]);
+        let (of_row, first) = distinct_values(x);
         let mut values = Vec::with_capacity(first.len() * x.ncols());
         for &row in &first {
             match x.row(row).as_slice() {

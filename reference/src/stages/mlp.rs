@@ -5,7 +5,6 @@ use ndarray::{Axis, concatenate, s};
 use super::{Context, Output, Trace, by_rows, contiguous, narrowed, plain};
 use crate::elementary::{exp_all, reciprocal};
 use crate::geometry::BATCH;
-use crate::kernels::matmul::distinct_rows_of;
 use crate::kernels::{SumOrder, matmul_down};
 use crate::policy::{Freedom, Site};
 use crate::rounding::round_f32;
@@ -16,10 +15,7 @@ use crate::tensor::TensorId as T;
 pub fn silu(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let (gate, up, inv) = (trace.f32(T::GateAccAll), trace.f32(T::UpAccAll), trace.f32(T::InvRmsTile));
     let freedom = context.policy.freedom;
-    // Replicated padding rows are computed once.
-    let (of_row, first) = distinct_rows_of(&[gate, up, inv]);
-    let wide = by_rows(first.len(), gate.ncols(), |index, out| {
-        let b = first[index];
+    let wide = by_rows(&context.equal_to, gate.ncols(), |b, out| {
         let inv = inv[(b, 0)];
         let (gate, up) = (contiguous(gate.row(b)), contiguous(up.row(b)));
         let step = |exp: f32, reciprocal: &dyn Fn(f32) -> f32, gate: f32, up: f32| {
@@ -41,7 +37,6 @@ pub fn silu(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
             }
         }
     });
-    let wide = if first.len() == of_row.len() { wide } else { wide.select(Axis(0), &of_row) };
     narrowed(context, T::MlpDownTile, Site::Silu, wide)
 }
 
@@ -62,7 +57,7 @@ pub fn out(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let parts = trace.f32(T::DownAccParts);
     let h1b = trace.widened(T::PostNormPartial, context.policy.at(Site::Residual));
     let rule = context.policy.at(Site::Down);
-    let wide = by_rows(BATCH, h1b.ncols(), |b, out| {
+    let wide = by_rows(&context.equal_to, h1b.ncols(), |b, out| {
         let (part0, part1, h1b) = (contiguous(parts.row(b)), contiguous(parts.row(BATCH + b)), contiguous(h1b.row(b)));
         for (n, out) in out.iter_mut().enumerate() {
             *out = round_f32(part0[n] + part1[n], rule) + h1b[n];

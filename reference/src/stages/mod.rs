@@ -21,6 +21,7 @@ use ndarray::{Array2, ArrayView1, ArrayView2, s};
 use pulp::Arch;
 use rayon::prelude::*;
 
+use crate::geometry::BATCH;
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
 use crate::products::Products;
@@ -39,13 +40,28 @@ pub struct Context<'c, 'd> {
     pub policy: &'c Policy,
     /// Integer products that runs over these weights share; none: every product is computed.
     pub products: Option<&'c Products>,
+    /// The row that each row is known to equal in every tensor: itself, or an earlier one of which it is a replica.
+    equal_to: [usize; BATCH],
 }
 
 impl<'c, 'd> Context<'c, 'd> {
     /// A run that shares nothing.
     #[must_use]
     pub fn new(inputs: &'c LayerInputs<'d>, policy: &'c Policy) -> Self {
-        Self { inputs, policy, products: None }
+        Self { inputs, policy, products: None, equal_to: std::array::from_fn(|b| b) }
+    }
+
+    /// A run of the whole table from the inputs on, in which padding rows that replicate row 0 are computed once: they
+    /// have its input and position, and step 8 gives them its attention, so that all else is equal too.
+    fn replicating(mut self) -> Self {
+        let (x, batch) = (self.inputs.hidden_states, self.inputs.batch);
+        let equal = |b: usize| x.row(b).iter().zip(x.row(0)).all(|(a, b)| a.to_bits() == b.to_bits());
+        for b in batch.active..BATCH {
+            if batch.seq_lens[b] == batch.seq_lens[0] && equal(b) {
+                self.equal_to[b] = 0;
+            }
+        }
+        self
     }
 
     /// The same run, sharing integer products. No result depends on it.
@@ -415,7 +431,7 @@ pub fn run_stage(stage: &Stage, context: &Context<'_, '_>, trace: &mut Trace) ->
 /// Runs a whole decode layer.
 #[must_use]
 pub fn run_layer(inputs: &LayerInputs<'_>, policy: &Policy) -> Trace {
-    let context = Context::new(inputs, policy);
+    let context = Context::new(inputs, policy).replicating();
     let mut trace = Trace::new();
     for stage in STAGES {
         run_stage(stage, &context, &mut trace);
@@ -429,12 +445,12 @@ fn narrowed(context: &Context<'_, '_>, id: TensorId, site: Site, wide: Array2<f3
     let wide = row_major(wide);
     let mut tensor = Array2::from_elem(wide.dim(), bf16::ZERO);
     if let (Some(tensor), Some(wide)) = (tensor.as_slice_mut(), wide.as_slice()) {
-        tensor.par_chunks_mut(PARALLEL / 2).zip(wide.par_chunks(PARALLEL / 2)).for_each(|(tensor, wide)| {
-            Arch::new().dispatch(|| {
-                for (narrow, &wide) in tensor.iter_mut().zip(wide) {
-                    *narrow = to_bf16(wide, rule);
-                }
-            });
+        // All that belongs to a row of the batch lies together, in however many rows of the tensor.
+        let width = wide.len() / BATCH;
+        fill_rows(tensor, width, &context.equal_to, |b, tensor| {
+            for (narrow, &wide) in tensor.iter_mut().zip(&wide[b * width..]) {
+                *narrow = to_bf16(wide, rule);
+            }
         });
     }
     vec![Output { id, tensor: Tensor::Bf16(tensor), wide: Some(wide) }]
@@ -443,15 +459,31 @@ fn narrowed(context: &Context<'_, '_>, id: TensorId, site: Site, wide: Array2<f3
 /// Elements from which on more threads than one pay: below, waking them takes longer than the work.
 const PARALLEL: usize = 1 << 17;
 
-/// `[rows, width]` values, each row filled by `row` on one thread, compiled for the CPU's vector level.
-fn by_rows(rows: usize, width: usize, row: impl Fn(usize, &mut [f32]) + Sync) -> Array2<f32> {
-    let mut out = Array2::zeros((rows, width));
+/// FP32 values `[rows, width]`, one row for each entry of `equal_to`, filled by [`fill_rows`].
+fn by_rows(equal_to: &[usize], width: usize, row: impl Fn(usize, &mut [f32]) + Sync) -> Array2<f32> {
+    let mut out = Array2::zeros((equal_to.len(), width));
     if let Some(out) = out.as_slice_mut() {
-        let together = if out.len() < PARALLEL { rows } else { 1 };
-        let rows = out.par_chunks_exact_mut(width.max(1)).enumerate().with_min_len(together);
-        rows.for_each(|(index, out)| Arch::new().dispatch(|| row(index, out)));
+        fill_rows(out, width, equal_to, row);
     }
     out
+}
+
+/// Fills each row with `row` on one thread, compiled for the CPU's vector level; a row that equals an earlier one is
+/// copied from it.
+fn fill_rows<T: Copy + Send>(out: &mut [T], width: usize, equal_to: &[usize], row: impl Fn(usize, &mut [T]) + Sync) {
+    if width == 0 {
+        return;
+    }
+    let together = if out.len() < PARALLEL { equal_to.len() } else { 1 };
+    let rows = out.par_chunks_exact_mut(width).zip(equal_to).enumerate().with_min_len(together);
+    rows.for_each(|(index, (out, &equal))| {
+        if equal == index {
+            Arch::new().dispatch(|| row(index, out));
+        }
+    });
+    for (index, &equal) in equal_to.iter().enumerate().filter(|(index, equal)| index != *equal) {
+        out.copy_within(equal * width..(equal + 1) * width, index * width);
+    }
 }
 
 /// The elements of a row, where they lie if they lie side by side.

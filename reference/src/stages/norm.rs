@@ -4,7 +4,6 @@ use ndarray::{Array2, ArrayView1, ArrayView2};
 
 use super::{Context, Output, Trace, by_rows, contiguous, narrowed, plain};
 use crate::elementary::inverse_sqrt;
-use crate::geometry::BATCH;
 use crate::kernels::SumOrder;
 use crate::policy::{Freedom, Site};
 use crate::rounding::widen;
@@ -13,7 +12,7 @@ use crate::tensor::TensorId as T;
 /// Step 1: `normed = cast@normed(f32(x) * gamma_in)`. The RMS is not in it.
 pub fn normed(context: &Context<'_, '_>, _: &Trace) -> Vec<Output> {
     let (x, gamma) = (context.inputs.hidden_states, contiguous(context.inputs.weights.input_rms_weight));
-    let wide = by_rows(BATCH, x.ncols(), |b, out| {
+    let wide = by_rows(&context.equal_to, x.ncols(), |b, out| {
         for ((out, x), gamma) in out.iter_mut().zip(&*contiguous(x.row(b))).zip(&*gamma) {
             *out = widen(*x) * gamma;
         }
@@ -50,7 +49,7 @@ pub fn residual(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 pub fn mlp_in(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let gamma = contiguous(context.inputs.weights.post_rms_weight);
     let h1 = h1(context, trace);
-    let wide = by_rows(BATCH, h1.ncols(), |b, out| {
+    let wide = by_rows(&context.equal_to, h1.ncols(), |b, out| {
         for ((out, h1), gamma) in out.iter_mut().zip(&*contiguous(h1.row(b))).zip(&*gamma) {
             *out = h1 * gamma;
         }
@@ -66,7 +65,7 @@ pub fn post_inv(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 /// The FP32 residual stream after attention, `proj + f32(x)`.
 fn h1(context: &Context<'_, '_>, trace: &Trace) -> Array2<f32> {
     let (proj, x) = (trace.f32(T::AttnProjFp32), context.inputs.hidden_states);
-    by_rows(BATCH, x.ncols(), |b, out| {
+    by_rows(&context.equal_to, x.ncols(), |b, out| {
         for ((out, proj), x) in out.iter_mut().zip(&*contiguous(proj.row(b))).zip(&*contiguous(x.row(b))) {
             *out = proj + widen(*x);
         }
@@ -78,7 +77,7 @@ fn row_inverse_rms(context: &Context<'_, '_>, x: ArrayView2<'_, f32>, chunk: usi
     let freedom = context.policy.freedom;
     let order = SumOrder::vector(freedom, x.ncols(), chunk);
     let eps = context.inputs.geometry.rms_norm_eps;
-    by_rows(x.nrows(), 1, |row, out| out[0] = inverse_rms(&contiguous(x.row(row)), &order, eps, freedom))
+    by_rows(&context.equal_to, 1, |row, out| out[0] = inverse_rms(&contiguous(x.row(row)), &order, eps, freedom))
 }
 
 /// `1 / sqrt(sum(x^2) * (1/n) + eps)`.
@@ -95,7 +94,7 @@ fn head_norm(context: &Context<'_, '_>, trace: &Trace, proj: T, gamma: ArrayView
     let order = SumOrder::vector(freedom, dim, dim);
     let eps = context.inputs.geometry.rms_norm_eps;
     let (proj, inv_rms, gamma) = (trace.f32(proj), trace.f32(T::InvRmsStates), contiguous(gamma));
-    by_rows(BATCH, proj.ncols(), |b, out| {
+    by_rows(&context.equal_to, proj.ncols(), |b, out| {
         for (z, proj) in out.iter_mut().zip(&*contiguous(proj.row(b))) {
             *z = proj * inv_rms[(b, 0)];
         }

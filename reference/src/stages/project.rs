@@ -45,13 +45,18 @@ fn project(context: &Context<'_, '_>, trace: &Trace, id: T) -> Vec<Output> {
         Some(products) => products.sums(id, codes, p.weight),
         None => matmul_i8(codes, p.weight),
     };
-    plain(id, dequantize(&acc, p.weight_scale, trace.f32(p.scales)))
+    plain(id, dequantize(&acc, p.weight_scale, trace.f32(p.scales), &context.equal_to))
 }
 
 /// The two scales of a projection, column first.
-fn dequantize(acc: &Array2<i32>, w_scale: ArrayView1<'_, f32>, act_scale: ArrayView2<'_, f32>) -> Array2<f32> {
+fn dequantize(
+    acc: &Array2<i32>,
+    w_scale: ArrayView1<'_, f32>,
+    act_scale: ArrayView2<'_, f32>,
+    equal_to: &[usize],
+) -> Array2<f32> {
     let w_scale = contiguous(w_scale);
-    by_rows(acc.nrows(), acc.ncols(), |b, out| {
+    by_rows(equal_to, acc.ncols(), |b, out| {
         let act_scale = act_scale[(b, 0)];
         for ((out, &acc), w_scale) in out.iter_mut().zip(&*contiguous(acc.row(b))).zip(&*w_scale) {
             *out = (acc as f32 * w_scale) * act_scale;
@@ -68,7 +73,7 @@ mod tests {
         let acc = Array2::from_shape_fn((1, 100), |(_, n)| if n == 0 { (1 << 24) + 1 } else { n as i32 });
         let w_scale = ndarray::Array1::from_elem(100, 0.1f32);
         let act = ndarray::array![[0.3f32]];
-        let out = dequantize(&acc, w_scale.view(), act.view());
+        let out = dequantize(&acc, w_scale.view(), act.view(), &[0]);
         assert_eq!(out[(0, 0)], (16_777_216.0 * 0.1f32) * 0.3);
         assert!((1..100).all(|n| out[(0, n)] == (n as f32 * 0.1) * 0.3));
         assert!(

@@ -12,7 +12,7 @@ pub fn q(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let (dim, group, kv_heads) = (geometry.head_dim, geometry.group(), geometry.num_key_value_heads);
     let x = trace.f32(T::QProjNorm);
     // One row holds all that a row of the batch has: KV heads, each with 16 queries.
-    let wide = by_rows(BATCH, kv_heads * BATCH * dim, |b, out| {
+    let wide = by_rows(&context.equal_to, kv_heads * BATCH * dim, |b, out| {
         for (head, values) in contiguous(x.row(b)).chunks_exact(dim).enumerate() {
             let at = head / group * BATCH + head % group;
             rotate(context, b, values, &mut out[at * dim..(at + 1) * dim]);
@@ -26,7 +26,7 @@ pub fn q(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 pub fn k(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let dim = context.inputs.geometry.head_dim;
     let x = trace.f32(T::KProjNorm);
-    let wide = by_rows(BATCH, x.ncols(), |b, out| {
+    let wide = by_rows(&context.equal_to, x.ncols(), |b, out| {
         for (values, out) in contiguous(x.row(b)).chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
             rotate(context, b, values, out);
         }
