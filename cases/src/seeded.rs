@@ -333,13 +333,11 @@ mod tests {
 
     /// Every level that this CPU has.
     fn levels() -> Vec<Arch> {
-        let mut levels = vec![Arch::Scalar];
         #[cfg(target_arch = "x86_64")]
-        {
-            levels.extend(pulp::x86::V3::try_new().map(Arch::V3));
-            levels.extend(pulp::x86::V4::try_new().map(Arch::V4));
-        }
-        levels
+        let vector = [pulp::x86::V3::try_new().map(Arch::V3), pulp::x86::V4::try_new().map(Arch::V4)];
+        #[cfg(not(target_arch = "x86_64"))]
+        let vector: [Option<Arch>; 0] = [];
+        std::iter::once(Arch::Scalar).chain(vector.into_iter().flatten()).collect()
     }
 
     #[test]
