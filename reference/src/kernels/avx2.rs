@@ -58,8 +58,7 @@ impl Kernels for Avx2 {
     }
 
     fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
-        if scale.iter().any(|&scale| scale != 0.0 && !(1e-30..1e30).contains(&scale.abs())) {
-            // The rounding below is for ordinary numbers.
+        if !splits(scale) {
             return Plain.scaled_outputs(x, w, scale, out);
         }
         // SAFETY: as above.
@@ -714,6 +713,12 @@ unsafe fn widen_eight(at: *const bf16) -> __m256 {
     // SAFETY: as the caller promises.
     let eight = unsafe { _mm_loadu_si128(at.cast()) };
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)))
+}
+
+/// Whether Veltkamp's splitting rounds the products of these scales and any code: where neither overflow nor subnormal
+/// numbers come in its way.
+pub(super) fn splits(scale: &[f32]) -> bool {
+    scale.iter().all(|&scale| scale == 0.0 || (1e-30..1e30).contains(&scale.abs()))
 }
 
 /// Asks for a cache line in the second level: lines of different rows often share the few sets of the first.

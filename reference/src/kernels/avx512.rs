@@ -68,8 +68,7 @@ impl Kernels for Avx512 {
     }
 
     fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
-        if scale.iter().any(|&scale| scale != 0.0 && !(1e-30..1e30).contains(&scale.abs())) {
-            // The rounding below is for ordinary numbers.
+        if !avx2::splits(scale) {
             return Plain.scaled_outputs(x, w, scale, out);
         }
         // SAFETY: as above.

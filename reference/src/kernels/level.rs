@@ -79,8 +79,8 @@ impl<'a, T> Block<'a, T> {
     }
 }
 
-/// The inner loops, each on one thread. Activations `x` are `[rows, K]`, row-major without gaps; results are
-/// `[rows, N]`, row-major without gaps, and are overwritten. FP32 sums run in the canonical order
+/// The inner loops, each on one thread. Activations `x` are `[rows, K]`, at least one row, row-major without gaps;
+/// results are `[rows, N]`, row-major without gaps, and are overwritten. FP32 sums run in the canonical order
 /// ([`super::SumOrder::Canonical`]): virtual lane `k % 8` takes `fma(x[k], w[k], lane)`, then adjacent lanes are
 /// added pairwise. The fused step rounds once because the product of two BF16 values is exact.
 pub trait Kernels: Send + Sync + fmt::Debug {

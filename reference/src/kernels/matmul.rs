@@ -6,7 +6,7 @@ use half::bf16;
 use ndarray::{Array2, ArrayView1, ArrayView2, Axis};
 use rayon::prelude::*;
 
-use super::level::{Block, Kernels, kernels};
+use super::level::{Block, kernels};
 use super::ordered::{exact_tile, ordered_tile};
 use super::sum::{LANES, SumOrder};
 use crate::inputs::DownWeight;
@@ -18,7 +18,7 @@ const ORDERED_TILE: usize = 64;
 /// Only time depends on it.
 fn tile_width(outputs: usize, most: usize) -> usize {
     let tiles = outputs.div_ceil(most.max(1)).next_multiple_of(rayon::current_num_threads());
-    outputs.div_ceil(tiles).next_multiple_of(64)
+    outputs.div_ceil(tiles.max(1)).next_multiple_of(64)
 }
 
 /// Bytes of sums that a tile may hold while it reads weights that lie term by term: they are read and written again and
@@ -31,29 +31,24 @@ const OUTPUTS_TILE: usize = 1536;
 /// Replicated padding rows are then computed once.
 #[must_use]
 pub fn distinct_rows<T: PartialEq>(x: ArrayView2<'_, T>) -> (Vec<usize>, Vec<usize>) {
-    let mut first: Vec<usize> = Vec::new();
-    let mut of_row = Vec::with_capacity(x.nrows());
-    for row in x.rows() {
-        let known = first.iter().position(|&r| x.row(r) == row);
-        of_row.push(known.unwrap_or(first.len()));
-        if known.is_none() {
-            first.push(of_row.len() - 1);
-        }
-    }
-    (of_row, first)
+    distinct(x.nrows(), |a, b| x.row(a) == x.row(b))
 }
 
 /// [`distinct_rows`] of FP32 values, compared bit by bit.
 fn distinct_values(x: ArrayView2<'_, f32>) -> (Vec<usize>, Vec<usize>) {
-    let equal = |a: usize, b: usize| match (x.row(a).to_slice(), x.row(b).to_slice()) {
+    distinct(x.nrows(), |a, b| match (x.row(a).to_slice(), x.row(b).to_slice()) {
         // As integers: a comparison of memory.
         (Some(a), Some(b)) => cast_slice::<f32, u32>(a) == cast_slice::<f32, u32>(b),
         _ => x.row(a).iter().zip(x.row(b)).all(|(a, b)| a.to_bits() == b.to_bits()),
-    };
+    })
+}
+
+/// [`distinct_rows`] of rows that `equal` compares.
+fn distinct(rows: usize, equal: impl Fn(usize, usize) -> bool) -> (Vec<usize>, Vec<usize>) {
     let mut first: Vec<usize> = Vec::new();
-    let mut of_row = Vec::new();
-    for row in 0..x.nrows() {
-        let known = first.iter().position(|&other| equal(row, other));
+    let mut of_row = Vec::with_capacity(rows);
+    for row in 0..rows {
+        let known = first.iter().position(|&other| equal(other, row));
         of_row.push(known.unwrap_or(first.len()));
         if known.is_none() {
             first.push(row);
@@ -72,6 +67,9 @@ fn by_columns<T: Copy + Default + Send + Sync>(
     tile: impl Fn(usize, usize, &mut [T]) + Sync,
 ) -> Array2<T> {
     let mut out = Array2::default((of_row.len(), columns));
+    if out.is_empty() {
+        return out;
+    }
     out.axis_chunks_iter_mut(Axis(1), width).into_par_iter().enumerate().for_each(|(index, mut out)| {
         let width_here = out.ncols();
         let mut values = vec![T::default(); distinct * width_here];
@@ -104,15 +102,10 @@ impl<'a, T> Layout<'a, T> {
 /// result is `[rows, N]`. K up to 2^17 cannot overflow: 128 * 127 * 2^17 < 2^31.
 #[must_use]
 pub fn matmul_i8(x: ArrayView2<'_, i8>, w: ArrayView2<'_, i8>) -> Array2<i32> {
-    matmul_i8_on(kernels(), x, w)
-}
-
-/// [`matmul_i8`] on a level of the caller's choice.
-#[must_use]
-pub fn matmul_i8_on(level: &dyn Kernels, x: ArrayView2<'_, i8>, w: ArrayView2<'_, i8>) -> Array2<i32> {
     let Some(layout) = Layout::of(w) else {
-        return matmul_i8_on(level, x, w.as_standard_layout().view());
+        return matmul_i8(x, w.as_standard_layout().view());
     };
+    let level = kernels();
     let (of_row, first) = distinct_rows(x);
     let codes = x.select(Axis(0), &first).into_raw_vec_and_offset().0;
     let most = match layout {
@@ -130,12 +123,6 @@ pub fn matmul_i8_on(level: &dyn Kernels, x: ArrayView2<'_, i8>, w: ArrayView2<'_
 #[must_use]
 pub fn matmul_bf16(x: ArrayView2<'_, f32>, w: ArrayView2<'_, bf16>, order: &SumOrder) -> Array2<f32> {
     matmul_down(x, DownWeight::Bf16(w), order)
-}
-
-/// [`matmul_bf16`] with a weight that may be held as INT8 codes.
-#[must_use]
-pub fn matmul_down(x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) -> Array2<f32> {
-    matmul_down_on(kernels(), x, w, order)
 }
 
 /// How a product's weights are read.
@@ -177,9 +164,10 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// [`matmul_down`] on a level of the caller's choice.
+/// [`matmul_bf16`] with a weight that may be held as INT8 codes.
 #[must_use]
-pub fn matmul_down_on(level: &dyn Kernels, x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) -> Array2<f32> {
+pub fn matmul_down(x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) -> Array2<f32> {
+    let level = kernels();
     let Distinct { of_row, rows, values } = Distinct::of(x);
     let (columns, reading) = (w.dim().1, Reading::of(w, order));
     let transposed = if matches!(reading, Reading::Tiles) { transposed(&values, rows) } else { Vec::new() };
@@ -252,6 +240,7 @@ pub fn exact_bf16_product(x: ArrayView2<'_, f32>, w: DownWeight<'_>) -> (Array2<
 mod tests {
     use super::*;
     use crate::policy::Freedom;
+    use ndarray::s;
     use proptest::prelude::*;
 
     fn codes(rows: usize, columns: usize, seed: u64) -> Array2<i8> {
@@ -283,6 +272,19 @@ mod tests {
                     let expected = order.sum(depth, |k| x[(r, k)] * w[(k, n)].to_f32());
                     prop_assert_eq!(value.to_bits(), expected.to_bits());
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn products_without_rows_or_outputs_are_empty() {
+        let (x, w) = (codes(3, 5, 1), codes(5, 4, 2));
+        for (x, w) in [(x.slice(s![..0, ..]), w.view()), (x.view(), w.slice(s![.., ..0]))] {
+            let shape = (x.nrows(), w.ncols());
+            assert_eq!(matmul_i8(x, w).dim(), shape);
+            let (x, w) = (x.mapv(f32::from), w.mapv(|code| bf16::from_f32(f32::from(code))));
+            for freedom in [Freedom::Canonical, Freedom::Emulated, Freedom::Sampled { seed: 1 }] {
+                assert_eq!(matmul_bf16(x.view(), w.view(), &SumOrder::cube(freedom, 5)).dim(), shape);
             }
         }
     }

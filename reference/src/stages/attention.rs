@@ -181,9 +181,10 @@ pub fn attend(
         };
         // Combine in tile order; the first tile has nothing to be combined with. a = exp(m - m'), c = exp(m_t - m').
         let mut factors: Vec<f32> = Vec::with_capacity(2 * group);
-        for (max, tile_max) in max.iter().zip(&tile_max) {
+        for (max, tile_max) in max.iter_mut().zip(&tile_max) {
             let new_max = nan_max(*max, *tile_max);
-            factors.extend([max - new_max, tile_max - new_max]);
+            factors.extend([*max - new_max, tile_max - new_max]);
+            *max = new_max;
         }
         if index > 0 {
             exp_all(&mut factors, freedom);
@@ -191,11 +192,10 @@ pub fn attend(
         for j in 0..group {
             let (out, tile_out) = (&mut out[j * dim..(j + 1) * dim], &tile_out[j * dim..(j + 1) * dim]);
             if index == 0 {
-                (max[j], sum[j]) = (tile_max[j], tile_sum(j));
+                sum[j] = tile_sum(j);
                 out.copy_from_slice(tile_out);
                 continue;
             }
-            let new_max = nan_max(max[j], tile_max[j]);
             let (a, c) = (factors[2 * j], factors[2 * j + 1]);
             sum[j] = a * sum[j] + c * tile_sum(j);
             Arch::new().dispatch(|| {
@@ -203,7 +203,6 @@ pub fn attend(
                     *o = *o * a + o_t * c;
                 }
             });
-            max[j] = new_max;
         }
     }
     for j in 0..group {
