@@ -14,8 +14,12 @@ pub mod inputs;
 pub mod kernels;
 pub mod model;
 pub mod policy;
+pub mod prefill;
 pub mod products;
 pub mod rounding;
+#[cfg(test)]
+mod small;
+mod softmax;
 pub mod stages;
 pub mod tensor;
 
