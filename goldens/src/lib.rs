@@ -17,6 +17,7 @@ mod place;
 mod repeat;
 pub mod report;
 mod rules;
+pub mod run_state;
 mod tally;
 mod unforced;
 
