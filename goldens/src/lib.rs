@@ -18,6 +18,7 @@ mod repeat;
 pub mod report;
 mod rules;
 mod tally;
+pub mod tokens;
 mod unforced;
 
 pub use bits::{Bf16Comparison, compare_bf16};
