@@ -3,7 +3,7 @@
 //! than one layer has to be in memory.
 
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewMut2};
+use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewMut2, Axis};
 use thiserror::Error;
 
 use crate::geometry::{BATCH, Geometry, PAGE};
@@ -33,6 +33,10 @@ pub trait Weights {
 pub enum ModelError {
     #[error("{found} tokens for {active} active rows; give one a row")]
     Tokens { found: usize, active: usize },
+    #[error("prompt {row} has no tokens; give it at least one")]
+    EmptyPrompt { row: usize },
+    #[error("prompts {} and {} both write slot {slot}; give each its own pages", rows[0], rows[1])]
+    SharedSlot { slot: usize, rows: [usize; 2] },
     #[error("row {row}: token {id} is not in the vocabulary of {vocabulary}")]
     Token { row: usize, id: usize, vocabulary: usize },
     #[error("{0} active rows; a batch has 1 to {BATCH}")]
@@ -92,6 +96,15 @@ impl PagedCache {
     #[must_use]
     pub fn layer(&self, layer: usize) -> Option<Cache<'_>> {
         self.layers.get(layer).map(|[k, v]| Cache { k: k.view(), v: v.view() })
+    }
+
+    /// Refuses a cache that is not one of this geometry.
+    pub(crate) fn check(&self, geometry: &Geometry) -> Result<(), ModelError> {
+        if self.layers.len() != geometry.num_hidden_layers {
+            return Err(ModelError::Layers { found: self.layers.len(), expected: geometry.num_hidden_layers });
+        }
+        let expected = (self.pages * geometry.num_key_value_heads * PAGE, geometry.head_dim);
+        self.layers.iter().try_for_each(|[k, _]| shape("cache of a layer", k.dim(), expected))
     }
 
     /// K and V of a layer, to be filled with what earlier steps would have written.
@@ -155,18 +168,23 @@ pub fn embed(weights: &impl Weights, tokens: &[usize]) -> Result<Array2<bf16>, M
     if !(1..=BATCH).contains(&tokens.len()) {
         return Err(ModelError::Active(tokens.len()));
     }
+    let embedded = embedding(weights, tokens, |row| row)?;
+    let rows: Vec<usize> = (0..BATCH).map(|row| if row < tokens.len() { row } else { 0 }).collect();
+    Ok(embedded.select(Axis(0), &rows))
+}
+
+/// The embeddings of any number of tokens, BF16 `[tokens, H]`; `row_of` names the row that a token belongs to.
+pub(crate) fn embedding(
+    weights: &impl Weights,
+    tokens: &[usize],
+    row_of: impl Fn(usize) -> usize,
+) -> Result<Array2<bf16>, ModelError> {
     let vocabulary = weights.geometry().real_vocab_size;
     let table = weights.embed_tokens();
-    let mut hidden = Array2::from_elem((BATCH, weights.geometry().hidden_size), bf16::ZERO);
-    for row in 0..BATCH {
-        let row_of_token = if row < tokens.len() { row } else { 0 };
-        let id = tokens[row_of_token];
-        if id >= vocabulary || id >= table.nrows() {
-            return Err(ModelError::Token { row: row_of_token, id, vocabulary });
-        }
-        hidden.row_mut(row).assign(&table.row(id));
+    if let Some((index, &id)) = tokens.iter().enumerate().find(|(_, id)| **id >= vocabulary.min(table.nrows())) {
+        return Err(ModelError::Token { row: row_of(index), id, vocabulary });
     }
-    Ok(hidden)
+    Ok(table.select(Axis(0), tokens))
 }
 
 /// All layers in sequence: `out` of one is `hidden_states` of the next. Each layer's K and V are written into the
@@ -216,15 +234,10 @@ pub fn decode_layers(
 /// Refuses a step that would read or write outside its tables and pages.
 fn check(geometry: &Geometry, step: &Step<'_>, cache: &PagedCache) -> Result<(), ModelError> {
     let (batch, pages) = (step.batch, cache.pages);
-    if cache.layers.len() != geometry.num_hidden_layers {
-        return Err(ModelError::Layers { found: cache.layers.len(), expected: geometry.num_hidden_layers });
-    }
+    cache.check(geometry)?;
     let rows = step.rope_cos.nrows();
     shape("rope_cos", step.rope_cos.dim(), (rows, geometry.head_dim))?;
     shape("rope_sin", step.rope_sin.dim(), (rows, geometry.head_dim))?;
-    for [k, _] in &cache.layers {
-        shape("cache of a layer", k.dim(), (pages * geometry.num_key_value_heads * PAGE, geometry.head_dim))?;
-    }
     if !(1..=BATCH).contains(&batch.active) {
         return Err(ModelError::Active(batch.active));
     }
@@ -251,101 +264,18 @@ fn check(geometry: &Geometry, step: &Step<'_>, cache: &PagedCache) -> Result<(),
     Ok(())
 }
 
-fn shape(what: &'static str, found: (usize, usize), expected: (usize, usize)) -> Result<(), ModelError> {
+/// Refuses a shape that is not the expected one.
+pub(crate) fn shape(what: &'static str, found: (usize, usize), expected: (usize, usize)) -> Result<(), ModelError> {
     if found == expected { Ok(()) } else { Err(ModelError::Shape { what, found, expected }) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elementary::mix;
     use crate::head::greedy;
-    use crate::inputs::DownWeight;
+    use crate::small::{small, tables};
     use crate::stages::run_layer;
-    use ndarray::{Array1, s};
-
-    /// A model of two layers whose weights are held as a checkpoint holds them.
-    struct Small {
-        geometry: Geometry,
-        codes: Vec<Array2<i8>>,
-        scale: Array1<f32>,
-        gamma: Array1<f32>,
-        table: Array2<bf16>,
-    }
-
-    fn small() -> Small {
-        let geometry = Geometry {
-            hidden_size: 24,
-            num_attention_heads: 4,
-            num_key_value_heads: 2,
-            head_dim: 6,
-            intermediate_size: 40,
-            num_hidden_layers: 2,
-            vocab_size: 20,
-            real_vocab_size: 18,
-            rms_norm_eps: 1e-6,
-        };
-        let code = |seed: u64| move |(r, c): (usize, usize)| mix(seed << 32 | (r * 64 + c) as u64) as i8 / 4;
-        Small {
-            codes: (0..2).map(|layer| Array2::from_shape_fn((40, 40), code(layer))).collect(),
-            scale: Array1::from_shape_fn(40, |i| 0.004 + 0.0001 * i as f32),
-            gamma: Array1::from_shape_fn(40, |i| 1.0 + 0.01 * (i % 7) as f32),
-            table: Array2::from_shape_fn((20, 24), |at| bf16::from_f32(f32::from(code(9)(at)) / 16.0)),
-            geometry,
-        }
-    }
-
-    impl Weights for Small {
-        fn geometry(&self) -> &Geometry {
-            &self.geometry
-        }
-
-        fn layer(&self, layer: usize) -> Option<LayerWeights<'_>> {
-            let codes = self.codes.get(layer)?;
-            let w = |outputs: usize, inputs: usize| codes.slice(s![..outputs, ..inputs]).reversed_axes();
-            let vector = |n: usize| self.scale.slice(s![..n]);
-            let gamma = |n: usize| self.gamma.slice(s![..n]);
-            Some(LayerWeights {
-                input_rms_weight: gamma(24),
-                post_rms_weight: gamma(24),
-                q_norm_weight: gamma(6),
-                k_norm_weight: gamma(6),
-                wq: w(24, 24),
-                wk: w(12, 24),
-                wv: w(12, 24),
-                wo: w(24, 24),
-                w_gate: w(40, 24),
-                w_up: w(40, 24),
-                wq_scale: vector(24),
-                wk_scale: vector(12),
-                wv_scale: vector(12),
-                wo_scale: vector(24),
-                w_gate_scale: vector(40),
-                w_up_scale: vector(40),
-                w_down: DownWeight::Int8 { codes: w(24, 40), scale: vector(24) },
-            })
-        }
-
-        fn embed_tokens(&self) -> ArrayView2<'_, bf16> {
-            self.table.view()
-        }
-
-        fn final_norm(&self) -> ArrayView1<'_, f32> {
-            self.gamma.slice(s![..24])
-        }
-
-        fn lm_head(&self) -> ArrayView2<'_, bf16> {
-            self.table.view()
-        }
-    }
-
-    fn tables() -> [Array2<f32>; 2] {
-        let angle = |(p, j): (usize, usize)| p as f32 * [1.0, 0.1, 0.01][j % 3];
-        [
-            Array2::from_shape_fn((200, 6), |at| libm::cosf(angle(at))),
-            Array2::from_shape_fn((200, 6), |at| libm::sinf(angle(at))),
-        ]
-    }
+    use ndarray::s;
 
     /// Row `b` has pages `2b` and `2b + 1`; padding rows repeat row 0.
     fn batch(contexts: &[usize]) -> Batch {
