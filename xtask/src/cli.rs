@@ -55,7 +55,7 @@ enum Command {
     /// List, show and make cases
     #[command(subcommand)]
     Case(case::Command),
-    /// Show checkpoints, and make synthetic ones
+    /// Show checkpoints, quantize them, and make synthetic ones
     #[command(subcommand)]
     Model(model::Command),
     /// Show what this program found on this machine
