@@ -25,14 +25,14 @@ pub fn check_all(
     tied: bool,
     form: Form,
 ) -> Result<Option<Place>, CheckpointFault> {
+    let spare_head = shards.tensors.get(HEAD).filter(|_| tied).cloned();
     let mut known = BTreeSet::new();
     let of_layers = (0..geometry.num_hidden_layers).flat_map(|layer| form.of_layer(geometry, layer));
-    for expected in layout::outside(geometry, tied).into_iter().chain(of_layers) {
+    // A head that is not used has to be one all the same.
+    for expected in layout::outside(geometry, tied && spare_head.is_none()).into_iter().chain(of_layers) {
         check(shards, &expected, form)?;
         known.insert(expected.name);
     }
-    let spare_head = shards.tensors.get(HEAD).filter(|_| tied).cloned();
-    known.extend(spare_head.iter().map(|_| HEAD.to_owned()));
     match shards.tensors.keys().find(|name| !known.contains(*name)) {
         Some(name) => Err(unexpected(name, shards, geometry, form)),
         None => Ok(spare_head),

@@ -625,6 +625,9 @@ fn a_tied_head_is_the_embedding_whatever_else_is_there() {
         assert!(edit.open().remarks().iter().any(|remark| remark.contains("repeats")));
         assert_eq!(edit.open().head_source(), HeadSource::TiedRepeated);
     }
+    edit.tensors.put(HEAD, Dtype::BF16, &[49, 64]);
+    edit.write();
+    edit.is_refused(SINGLE_FILE, &[HEAD, "[49, 64]"]);
     edit.tensors.remove(HEAD);
     edit.write();
     let tied = edit.open();

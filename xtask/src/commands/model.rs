@@ -132,7 +132,7 @@ impl Synthesize {
         synthesize(&self.dir, &synthesis, &mut progress).map_err(|error| match error {
             SynthesisError::Write(WriteError::NotEmpty(dir)) => not_empty(&dir),
             SynthesisError::Write(error @ WriteError::Space { .. }) => {
-                Refusal::Request(format!("{error}; or ask for fewer layers"))
+                Refusal::Request(format!("{error}, or ask for fewer layers"))
             }
             other => other.into(),
         })
