@@ -56,7 +56,7 @@ enum Command {
     /// List, show and make cases
     #[command(subcommand)]
     Case(case::Command),
-    /// Show checkpoints, and make synthetic ones
+    /// Show checkpoints, quantize them, and make synthetic ones
     #[command(subcommand)]
     Model(model::Command),
     /// Generate token sequences from a checkpoint, and judge a device's against them
