@@ -140,19 +140,16 @@ impl Generate {
 
 /// Everything that decides what the run gives.
 fn request(opened: &Opened) -> Request {
-    let policy = &opened.policy;
+    let bar = Bar::of_bytes(opened.checkpoint.tensors().map(|tensor| tensor.bytes as u64).sum());
+    let progress = |done, _| bar.reached(done);
     Request {
-        model: fingerprint(&opened.checkpoint),
+        model: opened.checkpoint.fingerprint(&progress).to_string(),
         prompts: opened.prompts.clone(),
         max_new_tokens: opened.limits.max_new_tokens,
         max_seq_len: opened.limits.max_seq_len,
         stop_ids: opened.limits.stop_ids.clone(),
-        policy: rules(policy),
+        policy: rules(&opened.policy),
     }
-}
-
-fn fingerprint(_: &cases::Checkpoint) -> String {
-    String::new()
 }
 
 /// The rule at every site, by name.
