@@ -11,7 +11,7 @@ use cases::seeded::{Rope, rope};
 use ndarray::{Array1, s};
 use reference::generate::{Decoder, Limits};
 use reference::head::{final_norm, lm_head};
-use reference::model::{PagedCache, Weights};
+use reference::model::PagedCache;
 use reference::prefill::{Prompt, prefill};
 use reference::{PAGE, Policy};
 use serde_json::Value;
