@@ -6,6 +6,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod aligned;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
