@@ -15,7 +15,7 @@ use ndarray::{Array2, ArrayView2, s};
 use rayon::ThreadPoolBuilder;
 use reference::kernels::levels;
 use reference::rounding::to_bf16;
-use reference::stages::{Trace, run_layer};
+use reference::stages::{Context, Trace, run_all, run_layer};
 use reference::{
     BATCH, Batch, DType, DownWeight, Freedom, Geometry, LayerInputs, LayerWeights, Policy, Rounding, Tensor, TensorId,
 };
@@ -169,10 +169,10 @@ fn no_tensor_depends_on_how_weights_lie() {
     let held = held();
     for policy in policies() {
         let [(_, as_kernels_hold_it), ..] = held.downs();
-        let expected = run_layer(&held.layer(false, as_kernels_hold_it), &policy);
+        let expected = run_all(Context::new(&held.layer(false, as_kernels_hold_it), &policy));
         for out_in in [false, true] {
             for (down, weight) in held.downs() {
-                let found = run_layer(&held.layer(out_in, weight), &policy);
+                let found = run_all(Context::new(&held.layer(out_in, weight), &policy));
                 assert_same(&found, &expected, &format!("[out, in]: {out_in}, down weight {down}"));
             }
         }
@@ -187,7 +187,7 @@ fn no_tensor_depends_on_the_number_of_threads() {
         for layer in [held.layer(false, kernels), held.layer(true, checkpoint)] {
             let on = |threads: usize| {
                 let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| run_layer(&layer, &policy))
+                pool.install(|| run_all(Context::new(&layer, &policy)))
             };
             let expected = on(1);
             for threads in [2, 3, 5] {
