@@ -105,6 +105,17 @@ pub fn is_code_tie(scaled: f32) -> bool {
     magnitude < 127.0 && magnitude.fract() == 0.5
 }
 
+/// Calls `run` with the rule as a constant: a loop that looks it up for each element does not vectorize.
+#[inline(always)]
+pub(crate) fn under(rule: Rounding, mut run: impl FnMut(Rounding)) {
+    match rule {
+        Rounding::Rne => run(Rounding::Rne),
+        Rounding::TiesAway => run(Rounding::TiesAway),
+        Rounding::Trunc => run(Rounding::Trunc),
+        Rounding::None => run(Rounding::None),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

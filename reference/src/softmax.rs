@@ -2,16 +2,18 @@
 //! (`docs/numerics.md`, step 7; Prefill).
 
 use half::bf16;
+use pulp::Arch;
 
 use crate::elementary::exp_all;
+use crate::geometry::PAGE;
 use crate::kernels::{SumOrder, kernels};
 use crate::policy::Freedom;
-use crate::rounding::{Rounding, round_f32, widen};
+use crate::rounding::{Rounding, round_f32, under};
 
 /// How attention is computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Softmax {
-    /// Tokens of a tile.
+    /// Tokens of a tile; divides a page.
     pub tile: usize,
     /// What scores are multiplied by.
     pub scale: f32,
@@ -23,86 +25,143 @@ pub struct Softmax {
 
 impl Softmax {
     /// Attention of `queries`, FP32 `[G, D]`, over tokens whose `keys` and `values` are `D` BF16 values each: FP32
-    /// `[G, D]`, before the cast. At least one token.
+    /// `[G, D]`, before the cast.
     pub fn attend(&self, queries: &[f32], keys: &[&[bf16]], values: &[&[bf16]], out: &mut [f32]) {
-        let dim = keys.first().map_or(1, |key| key.len().max(1));
+        let (dim, tile) = (keys.first().map_or(1, |key| key.len().max(1)), self.tile);
         let group = queries.len() / dim;
+        let (whole_tile, arch) = (Orders::of(self, tile), Arch::new());
+        let dot = SumOrder::cube(self.freedom, dim);
         let mut max = vec![f32::NEG_INFINITY; group];
         let mut sum = vec![0f32; group];
-        let mut scores = vec![0f32; group * self.tile];
         let mut tile_out = vec![0f32; group * dim];
-        for (index, (keys, values)) in keys.chunks(self.tile).zip(values.chunks(self.tile)).enumerate() {
-            let tokens = keys.len();
-            let probs = &mut scores[..group * tokens];
-            // s = (q . k) * scale.
-            self.dot_rows(queries, keys, probs);
-            let tile_max: Vec<f32> = probs
-                .chunks_exact_mut(tokens)
-                .map(|scores| {
-                    scores.iter_mut().for_each(|s| *s *= self.scale);
-                    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, nan_max);
-                    scores.iter_mut().for_each(|s| *s -= largest);
-                    largest
-                })
-                .collect();
-            // p = exp(s - m_t), narrowed before it is summed and multiplied.
+        let mut scores = vec![0f32; group * PAGE];
+        let mut factors = vec![[0f32; 2]; group * PAGE.div_ceil(tile)];
+        // The tiles of a page go through each step side by side, so that there is enough of each to be worth a loop.
+        for (page, (keys, values)) in keys.chunks(PAGE).zip(values.chunks(PAGE)).enumerate() {
+            let probs = &mut scores[..group * keys.len()];
+            let factors = &mut factors[..group * keys.len().div_ceil(tile)];
+            // s = (q . k) * scale, tile by tile.
+            for (keys, probs) in keys.chunks(tile).zip(probs.chunks_mut(group * tile)) {
+                dot_rows(queries, keys, &dot, probs);
+            }
+            // p = exp(s - m_t), narrowed before it is summed and multiplied; a tile's maximum keeps a NaN.
+            arch.dispatch(
+                #[inline(always)]
+                || {
+                    let tiles = probs.chunks_mut(group * tile).zip(factors.chunks_exact_mut(group));
+                    for (probs, factors) in tiles {
+                        let tokens = probs.len() / group;
+                        for ((probs, max), factors) in probs.chunks_exact_mut(tokens).zip(&mut max).zip(factors) {
+                            probs.iter_mut().for_each(|s| *s *= self.scale);
+                            let tile_max = probs.iter().copied().fold(f32::NEG_INFINITY, nan_max);
+                            probs.iter_mut().for_each(|s| *s -= tile_max);
+                            // a = exp(m - m'), c = exp(m_t - m').
+                            let new_max = nan_max(*max, tile_max);
+                            *factors = [*max - new_max, tile_max - new_max];
+                            *max = new_max;
+                        }
+                    }
+                },
+            );
             exp_all(probs, self.freedom);
-            probs.iter_mut().for_each(|p| *p = round_f32(*p, self.prob));
-            self.weighted_sum(probs, values, &mut tile_out);
-            let order = SumOrder::vector(self.freedom, tokens, self.tile);
-            for (j, probs) in probs.chunks_exact(tokens).enumerate() {
-                let tile_sum = order.sum(tokens, |t| probs[t]);
-                let (out, tile_out) = (&mut out[j * dim..(j + 1) * dim], &tile_out[j * dim..(j + 1) * dim]);
-                if index == 0 {
-                    // Nothing to be combined with.
-                    (max[j], sum[j]) = (tile_max[j], tile_sum);
-                    out.copy_from_slice(tile_out);
-                    continue;
+            exp_all(factors.as_flattened_mut(), self.freedom);
+            arch.dispatch(
+                #[inline(always)]
+                || {
+                    under(
+                        self.prob,
+                        #[inline(always)]
+                        |rule| probs.iter_mut().for_each(|p| *p = round_f32(*p, rule)),
+                    );
+                },
+            );
+            // Combine in tile order; the first tile has nothing to be combined with.
+            let tiles = values.chunks(tile).zip(probs.chunks(group * tile)).zip(factors.chunks_exact(group));
+            for (index, ((values, probs), factors)) in tiles.enumerate() {
+                let (first, tokens) = (page == 0 && index == 0, values.len());
+                let last_tile = (tokens < tile).then(|| Orders::of(self, tokens));
+                let orders = last_tile.as_ref().unwrap_or(&whole_tile);
+                weighted_sum(probs, values, &orders.weighted, if first { &mut *out } else { &mut tile_out });
+                for (j, probs) in probs.chunks_exact(tokens).enumerate() {
+                    let tile_sum = match &orders.sum {
+                        SumOrder::Canonical => probs.iter().fold(0.0, |sum, p| sum + p),
+                        order => order.sum(tokens, |t| probs[t]),
+                    };
+                    // l = a*l + c*l_t; o = o*a + o_t*c.
+                    let [a, c] = factors[j];
+                    sum[j] = if first { tile_sum } else { a * sum[j] + c * tile_sum };
                 }
-                // m' = max(m, m_t); a = exp(m - m'); c = exp(m_t - m'); l = a*l + c*l_t; o = o*a + o_t*c.
-                let new_max = nan_max(max[j], tile_max[j]);
-                let mut factors = [max[j] - new_max, tile_max[j] - new_max];
-                exp_all(&mut factors, self.freedom);
-                let [a, c] = factors;
-                max[j] = new_max;
-                sum[j] = a * sum[j] + c * tile_sum;
-                out.iter_mut().zip(tile_out).for_each(|(o, o_t)| *o = *o * a + o_t * c);
+                if !first {
+                    arch.dispatch(
+                        #[inline(always)]
+                        || {
+                            let rows = out.chunks_exact_mut(dim).zip(tile_out.chunks_exact(dim)).zip(factors);
+                            for ((out, tile_out), &[a, c]) in rows {
+                                for (o, o_t) in out.iter_mut().zip(tile_out) {
+                                    *o = *o * a + o_t * c;
+                                }
+                            }
+                        },
+                    );
+                }
             }
         }
-        for (out, sum) in out.chunks_exact_mut(dim).zip(&sum) {
-            out.iter_mut().for_each(|o| *o /= sum);
-        }
+        arch.dispatch(
+            #[inline(always)]
+            || {
+                for (out, sum) in out.chunks_exact_mut(dim).zip(&sum) {
+                    out.iter_mut().for_each(|o| *o /= sum);
+                }
+            },
+        );
     }
+}
 
-    /// `q . k` of each query and key; `out` is `[G, T]`.
-    fn dot_rows(&self, queries: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
-        let dim = keys.first().map_or(1, |key| key.len());
-        match SumOrder::cube(self.freedom, dim) {
-            SumOrder::Canonical => kernels().scores(queries, keys, out),
-            order => {
-                for (q, out) in queries.chunks_exact(dim).zip(out.chunks_exact_mut(keys.len())) {
-                    for (out, key) in out.iter_mut().zip(keys) {
-                        *out = order.sum(dim, |i| q[i] * widen(key[i]));
-                    }
-                }
-            }
-        }
-    }
+/// The orders of a tile's two sums over its tokens.
+struct Orders {
+    /// Of `p @ v`, on the cube unit.
+    weighted: SumOrder,
+    /// Of the probabilities, on the vector unit. Without freedom they are added one after the other.
+    sum: SumOrder,
+}
 
-    /// `p @ v`: `probs` is `[G, T]`, `out` is `[G, D]`. Without freedom tokens are added one after the other.
-    fn weighted_sum(&self, probs: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-        let dim = values.first().map_or(1, |value| value.len());
-        match SumOrder::cube(self.freedom, values.len()) {
-            SumOrder::Canonical => kernels().weighted(probs, values, out),
-            order => {
-                for (probs, out) in probs.chunks_exact(values.len()).zip(out.chunks_exact_mut(dim)) {
-                    for (d, out) in out.iter_mut().enumerate() {
-                        *out = order.sum(probs.len(), |t| probs[t] * widen(values[t][d]));
-                    }
-                }
-            }
+impl Orders {
+    fn of(softmax: &Softmax, tokens: usize) -> Self {
+        let freedom = softmax.freedom;
+        Self { weighted: SumOrder::cube(freedom, tokens), sum: SumOrder::vector(freedom, tokens, softmax.tile) }
+    }
+}
+
+/// `q . k` of each query, `[G, D]`, and key; `out` is `[G, T]`.
+fn dot_rows(queries: &[f32], keys: &[&[bf16]], order: &SumOrder, out: &mut [f32]) {
+    if matches!(order, SumOrder::Canonical) {
+        return kernels().scores(queries, keys, out);
+    }
+    let dim = keys.first().map_or(1, |key| key.len());
+    let keys: Vec<Vec<f32>> = keys.iter().map(|key| widened(key)).collect();
+    for (q, out) in queries.chunks_exact(dim).zip(out.chunks_exact_mut(keys.len())) {
+        for (out, key) in out.iter_mut().zip(&keys) {
+            *out = order.sum(dim, |i| q[i] * key[i]);
         }
     }
+}
+
+/// `p @ v`: `probs` is `[G, T]`, `out` is `[G, D]`. Without freedom tokens are added one after the other.
+fn weighted_sum(probs: &[f32], values: &[&[bf16]], order: &SumOrder, out: &mut [f32]) {
+    if matches!(order, SumOrder::Canonical) {
+        return kernels().weighted(probs, values, out);
+    }
+    let dim = values.first().map_or(1, |value| value.len());
+    let values: Vec<Vec<f32>> = values.iter().map(|value| widened(value)).collect();
+    for (probs, out) in probs.chunks_exact(values.len()).zip(out.chunks_exact_mut(dim)) {
+        for (d, out) in out.iter_mut().enumerate() {
+            *out = order.sum(probs.len(), |t| probs[t] * values[t][d]);
+        }
+    }
+}
+
+fn widened(values: &[bf16]) -> Vec<f32> {
+    values.iter().map(|value| value.to_f32()).collect()
 }
 
 /// The larger of two values; NaN if either is (`f32::max` drops it).

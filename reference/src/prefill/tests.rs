@@ -92,7 +92,7 @@ fn written_out(model: &Small, tokens: &[usize], policy: &Policy) -> Vec<Vec<f32>
                     let s: Vec<f32> = keys.iter().map(|key| score(&key[columns.clone()])).collect();
                     let m_t = s.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let p: Vec<f32> = s.iter().map(|s| at(Site::Prob, exp(s - m_t, Freedom::Canonical))).collect();
-                    let l_t = sum(p.len(), &|t| p[t]);
+                    let l_t = p.iter().fold(0f32, |l, p| l + p);
                     let weighted = |d: usize| p.iter().zip(values).fold(0f32, |o, (p, v)| o + p * v[columns.start + d]);
                     let o_t: Vec<f32> = (0..6).map(weighted).collect();
                     if tile == 0 {

@@ -5,17 +5,14 @@ use std::ops::Deref;
 
 use half::bf16;
 use ndarray::{ArrayView1, ArrayView2};
-use pulp::Arch;
 use rayon::prelude::*;
 
 use super::rows::Rows;
-use super::{Context, Output, Trace, contiguous, narrowed, under};
-use crate::elementary::exp_all;
+use super::{Context, Output, Trace, contiguous, narrowed};
 use crate::geometry::{BATCH, PAGE, TILE};
 use crate::inputs::{LayerInputs, cache_row};
-use crate::kernels::{SumOrder, kernels};
 use crate::policy::{Policy, Site};
-use crate::rounding::round_f32;
+use crate::softmax::Softmax;
 use crate::tensor::TensorId as T;
 
 /// Where attention finds the keys and values of a row: the cache before the step, overlaid with what
@@ -185,140 +182,18 @@ fn attend_from(
     kv_head: usize,
 ) -> Vec<f32> {
     let geometry = source.inputs.geometry;
-    let (dim, group, freedom) = (geometry.head_dim, geometry.group(), policy.freedom);
     let at = (r * geometry.num_key_value_heads + kv_head) * BATCH;
-    let queries = source.trace.widened_rows(T::AllQPadded, policy.at(Site::Q), at..at + group);
+    let queries = source.trace.widened_rows(T::AllQPadded, policy.at(Site::Q), at..at + geometry.group());
     let queries = queries.as_slice().unwrap_or_default();
-    let (scale, prob) = (geometry.attention_scale(), policy.at(Site::Prob));
-    let (qk_order, pv_order) = (SumOrder::cube(freedom, dim), |tokens| SumOrder::cube(freedom, tokens));
-    let whole_tile = pv_order(TILE);
-    let arch = Arch::new();
-
-    let mut max = vec![f32::NEG_INFINITY; group];
-    let mut sum = vec![0f32; group];
-    let mut out = vec![0f32; group * dim];
-    let mut tile_out = vec![0f32; group * dim];
-    let mut scores = vec![0f32; group * PAGE];
-    let mut factors = vec![[0f32; 2]; group * PAGE / TILE];
-    // The tiles of a page go through each step side by side, so that there is enough of each to be worth a loop.
-    for (page, tokens) in tokens.chunks(PAGE).enumerate() {
-        let keys = source.rows_of(T::KRows, tokens, kv_head);
-        let values = source.rows_of(T::VRows, tokens, kv_head);
-        let keys: Vec<&[bf16]> = keys.iter().map(Deref::deref).collect();
-        let values: Vec<&[bf16]> = values.iter().map(Deref::deref).collect();
-        let probs = &mut scores[..group * tokens.len()];
-        let factors = &mut factors[..group * tokens.len().div_ceil(TILE)];
-        // s = (q . k) * scale, tile by tile.
-        for (keys, probs) in keys.chunks(TILE).zip(probs.chunks_mut(group * TILE)) {
-            dot_rows(queries, keys, &qk_order, probs);
-        }
-        // p = exp(s - m_t), narrowed before it is summed and multiplied; a tile's maximum keeps a NaN.
-        arch.dispatch(
-            #[inline(always)]
-            || {
-                let tiles =
-                    tokens.chunks(TILE).zip(probs.chunks_mut(group * TILE)).zip(factors.chunks_exact_mut(group));
-                for ((tile, probs), factors) in tiles {
-                    let rows = probs.chunks_exact_mut(tile.len()).zip(&mut max).zip(factors);
-                    for ((probs, max), factors) in rows {
-                        probs.iter_mut().for_each(|s| *s *= scale);
-                        let tile_max = probs.iter().copied().fold(f32::NEG_INFINITY, nan_max);
-                        probs.iter_mut().for_each(|s| *s -= tile_max);
-                        // a = exp(m - m'), c = exp(m_t - m').
-                        let new_max = nan_max(*max, tile_max);
-                        *factors = [*max - new_max, tile_max - new_max];
-                        *max = new_max;
-                    }
-                }
-            },
-        );
-        exp_all(probs, freedom);
-        exp_all(factors.as_flattened_mut(), freedom);
-        arch.dispatch(
-            #[inline(always)]
-            || {
-                under(
-                    prob,
-                    #[inline(always)]
-                    |rule| probs.iter_mut().for_each(|p| *p = round_f32(*p, rule)),
-                );
-            },
-        );
-        // Combine in tile order; the first tile has nothing to be combined with.
-        let tiles = values.chunks(TILE).zip(probs.chunks(group * TILE)).zip(factors.chunks_exact(group));
-        for (index, ((values, probs), factors)) in tiles.enumerate() {
-            let first = page == 0 && index == 0;
-            let last_tile = (values.len() < TILE).then(|| pv_order(values.len()));
-            let order = last_tile.as_ref().unwrap_or(&whole_tile);
-            weighted_sum(probs, values, order, if first { &mut out } else { &mut tile_out });
-            for (j, probs) in probs.chunks_exact(values.len()).enumerate() {
-                let tile_sum = match order {
-                    SumOrder::Canonical => probs.iter().fold(0.0, |sum, p| sum + p),
-                    order => order.sum(probs.len(), |t| probs[t]),
-                };
-                let [a, c] = factors[j];
-                sum[j] = if first { tile_sum } else { a * sum[j] + c * tile_sum };
-            }
-            if !first {
-                arch.dispatch(
-                    #[inline(always)]
-                    || {
-                        let rows = out.chunks_exact_mut(dim).zip(tile_out.chunks_exact(dim)).zip(factors);
-                        for ((out, tile_out), &[a, c]) in rows {
-                            for (o, o_t) in out.iter_mut().zip(tile_out) {
-                                *o = *o * a + o_t * c;
-                            }
-                        }
-                    },
-                );
-            }
-        }
-    }
-    arch.dispatch(
-        #[inline(always)]
-        || {
-            for (out, sum) in out.chunks_exact_mut(dim).zip(&sum) {
-                out.iter_mut().for_each(|o| *o /= sum);
-            }
-        },
-    );
+    let of = |id| -> Vec<Cow<'_, [bf16]>> {
+        tokens.chunks(PAGE).flat_map(|tokens| source.rows_of(id, tokens, kv_head)).collect()
+    };
+    let (keys, values) = (of(T::KRows), of(T::VRows));
+    let keys: Vec<&[bf16]> = keys.iter().map(Deref::deref).collect();
+    let values: Vec<&[bf16]> = values.iter().map(Deref::deref).collect();
+    let softmax =
+        Softmax { tile: TILE, scale: geometry.attention_scale(), prob: policy.at(Site::Prob), freedom: policy.freedom };
+    let mut out = vec![0f32; queries.len()];
+    softmax.attend(queries, &keys, &values, &mut out);
     out
-}
-
-/// `q . k` of each query, `[G, D]`, and key; `out` is `[G, T]`.
-fn dot_rows(queries: &[f32], keys: &[&[bf16]], order: &SumOrder, out: &mut [f32]) {
-    if matches!(order, SumOrder::Canonical) {
-        return kernels().scores(queries, keys, out);
-    }
-    let dim = keys.first().map_or(1, |key| key.len());
-    let keys: Vec<Vec<f32>> = keys.iter().map(|key| widened(key)).collect();
-    for (q, out) in queries.chunks_exact(dim).zip(out.chunks_exact_mut(keys.len())) {
-        for (out, key) in out.iter_mut().zip(&keys) {
-            *out = order.sum(dim, |i| q[i] * key[i]);
-        }
-    }
-}
-
-/// `p @ v`: `probs` is `[G, T]`, `out` is `[G, D]`. Without freedom tokens are added one after the other.
-fn weighted_sum(probs: &[f32], values: &[&[bf16]], order: &SumOrder, out: &mut [f32]) {
-    if matches!(order, SumOrder::Canonical) {
-        return kernels().weighted(probs, values, out);
-    }
-    let dim = values.first().map_or(1, |value| value.len());
-    let values: Vec<Vec<f32>> = values.iter().map(|value| widened(value)).collect();
-    for (probs, out) in probs.chunks_exact(values.len()).zip(out.chunks_exact_mut(dim)) {
-        for (d, out) in out.iter_mut().enumerate() {
-            *out = order.sum(probs.len(), |t| probs[t] * values[t][d]);
-        }
-    }
-}
-
-fn widened(values: &[bf16]) -> Vec<f32> {
-    values.iter().map(|value| value.to_f32()).collect()
-}
-
-/// The larger of two values; NaN if either is (`f32::max` drops it).
-#[inline(always)]
-fn nan_max(a: f32, b: f32) -> f32 {
-    if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) }
 }

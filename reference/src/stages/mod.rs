@@ -26,7 +26,7 @@ use crate::geometry::BATCH;
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
 use crate::products::Products;
-use crate::rounding::{Rounding, to_bf16};
+use crate::rounding::{Rounding, to_bf16, under};
 use crate::tensor::{Tensor, TensorId};
 
 pub use attention::{KvSource, attend};
@@ -451,17 +451,6 @@ fn narrow_all(values: &[f32], rule: Rounding, out: &mut [bf16]) {
         #[inline(always)]
         |rule| out.iter_mut().zip(values).for_each(|(out, &value)| *out = to_bf16(value, rule)),
     );
-}
-
-/// Calls `run` with the rule as a constant: a loop that looks it up for each element does not vectorize.
-#[inline(always)]
-fn under(rule: Rounding, mut run: impl FnMut(Rounding)) {
-    match rule {
-        Rounding::Rne => run(Rounding::Rne),
-        Rounding::TiesAway => run(Rounding::TiesAway),
-        Rounding::Trunc => run(Rounding::Trunc),
-        Rounding::None => run(Rounding::None),
-    }
 }
 
 /// Every NaN of an FP32 output becomes the same one: which pattern an operation gives is the CPU's own affair.
