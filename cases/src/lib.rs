@@ -23,6 +23,8 @@ mod recipe;
 mod schema;
 pub mod seeded;
 mod suite;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod warnings;
 mod yaml;
 
@@ -37,3 +39,5 @@ pub use new::{NewCase, NewCaseError, new_case, standard_recipes};
 pub use policy::PolicyRequest;
 pub use recipe::{OutlierColumns, Recipe, RecipeError, RecipeKind};
 pub use suite::{DiscoverError, Suite, discover};
+#[cfg(feature = "tokenizer")]
+pub use tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};

@@ -19,6 +19,7 @@ pub mod report;
 mod rules;
 pub mod run_state;
 mod tally;
+pub mod tokens;
 mod unforced;
 
 pub use bits::{Bf16Comparison, compare_bf16};
