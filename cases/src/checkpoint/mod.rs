@@ -6,6 +6,7 @@
 
 mod config;
 mod error;
+mod fingerprint;
 mod json;
 mod layout;
 mod shards;

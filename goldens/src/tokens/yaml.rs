@@ -6,12 +6,13 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write as _};
 use std::path::{Path, PathBuf};
 
+use reference::generate::Limits;
 use reference::{Geometry, Policy, Rounding, Site};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use thiserror::Error;
 
-use super::golden::{Accepted, Candidate, FORMAT, Golden, Limits, Model, Row, Step, Stop};
+use super::golden::{Accepted, Candidate, FORMAT, Golden, Model, Row, Step, Stop};
 use super::spread::MOST_SAMPLES;
 
 /// A file that is no golden.
