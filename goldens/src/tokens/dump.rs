@@ -204,13 +204,14 @@ fn id_list(value: &Value, at: &str) -> Result<Vec<i64>, DumpFault> {
     list.iter().enumerate().map(id).collect::<Result<_, _>>().map(unfilled)
 }
 
+/// Seconds of tokens; `null` stands for one that was not timed.
 fn times(value: &Value, at: &str) -> Result<Vec<f64>, DumpFault> {
     let list = value.as_array().ok_or_else(|| place(at, value.to_string(), "a list of seconds"))?;
     let time = |(step, time): (usize, &Value)| {
         let seconds = time.as_f64().filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
         seconds.ok_or_else(|| place(format!("{at}, step {step}"), time.to_string(), "seconds, a number of 0 or more"))
     };
-    list.iter().enumerate().map(time).collect()
+    list.iter().enumerate().filter(|(_, time)| !time.is_null()).map(time).collect()
 }
 
 /// One row a line, ids apart by commas or blanks. Empty lines are none.
@@ -298,6 +299,7 @@ mod tests {
         let read =
             |seconds: &str| Dump::parse(&format!("{{\"rows\": [{{\"token_ids\": [1], \"seconds\": {seconds}}}]}}"));
         assert_eq!(read("[4, 1, 2]").unwrap().median_seconds(), Some(2.0));
+        assert_eq!(read("[4, null, 2]").unwrap().median_seconds(), Some(3.0));
         assert_eq!(read("[4, 1, 2, 3]").unwrap().median_seconds(), Some(2.5));
         assert_eq!(read("[]").unwrap().median_seconds(), None);
         assert_eq!(read("null").unwrap().median_seconds(), None);

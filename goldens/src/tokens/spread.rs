@@ -1,7 +1,7 @@
 //! How far the permitted freedoms move the gap between two logits, and which gaps they can close: sampled devices,
 //! and the quantile of Student's t for as many degrees of freedom as there are samples (`docs/tokens.md`, Near ties).
 
-/// Sampled devices of a new golden. The quantile falls by half from 8 to 16 of them, and hardly further.
+/// Sampled devices of a new golden. [`reach`] falls from 15.6 with 8 of them to 8.4 with 16, and to 6.5 with 32.
 pub const SAMPLES: u32 = 16;
 /// Most samples of a golden: more would be a day's work for no narrower bound.
 pub const MOST_SAMPLES: u32 = 4096;
