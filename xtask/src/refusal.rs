@@ -59,6 +59,9 @@ pub enum Refusal {
     /// A synthetic checkpoint cannot be written.
     #[error(transparent)]
     Synthesis(#[from] cases::checkpoint::SynthesisError),
+    /// A checkpoint cannot be quantized.
+    #[error(transparent)]
+    Quantize(#[from] cases::checkpoint::QuantizeError),
     /// An output cannot be written.
     #[error("{}: cannot be written: {error}", path.display())]
     Write {

@@ -2,6 +2,7 @@
 //! `goldens::tokens`; this finds the files and shows what came back.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cases::seeded::{Rope, rope};
@@ -203,7 +204,14 @@ impl Record {
 fn described(model: &Checkpoint) -> Model {
     let dir = model.dir().canonicalize().unwrap_or_else(|_| model.dir().to_owned());
     let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Model { name, fingerprint: model.fingerprint(), geometry: model.geometry().clone() }
+    Model { name, fingerprint: fingerprint(model), geometry: model.geometry().clone() }
+}
+
+/// The model's fingerprint, with a bar over its bytes while they are read.
+fn fingerprint(model: &Checkpoint) -> String {
+    let bar = OnceLock::new();
+    let progress = |done, total| bar.get_or_init(|| Bar::of_bytes(total)).reached(done);
+    model.fingerprint(&progress).to_string()
 }
 
 /// RoPE tables of contexts up to `most` tokens.
@@ -270,7 +278,7 @@ impl Check {
 /// The checkpoint that a golden was made from.
 fn open(dir: &Path, golden: &Golden) -> Result<Checkpoint, Refusal> {
     let model = Checkpoint::open(dir)?;
-    let found = model.fingerprint();
+    let found = fingerprint(&model);
     if found != golden.model.fingerprint {
         return Err(Refusal::Request(format!(
             "--model {}: is not the model of the golden `{}`, which is {}: its fingerprint is {found}, the golden's {}",
