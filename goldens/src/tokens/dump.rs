@@ -38,7 +38,7 @@ pub struct DumpError {
     pub path: PathBuf,
     /// What is wrong with it.
     #[source]
-    pub fault: DumpFault,
+    pub fault: Box<DumpFault>,
 }
 
 /// What is wrong with a dump.
@@ -85,7 +85,7 @@ impl Dump {
         };
         match read() {
             Ok(dump) => Ok(Self { path: path.to_owned(), ..dump }),
-            Err(fault) => Err(DumpError { path: file, fault }),
+            Err(fault) => Err(DumpError { path: file, fault: Box::new(fault) }),
         }
     }
 
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn captures_that_are_not_tokens_are_told_apart() {
-        let fault = |dir: tempfile::TempDir| Dump::read(dir.path()).unwrap_err().fault;
+        let fault = |dir: tempfile::TempDir| *Dump::read(dir.path()).unwrap_err().fault;
         assert!(matches!(fault(captured(Dtype::U64, &[1, 2], &[1, 2], &[])), DumpFault::DType(_)));
         assert!(matches!(fault(captured(Dtype::I64, &[2], &[1, 2], &[])), DumpFault::Shape(_)));
         assert!(matches!(fault(captured(Dtype::I64, &[0, 2], &[], &[])), DumpFault::Shape(_)));

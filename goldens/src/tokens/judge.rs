@@ -51,7 +51,7 @@ pub struct Check<'a> {
 #[must_use]
 pub fn without_tokens(golden: &Golden, error: &DumpError) -> Option<TokensReport> {
     let mut report = empty(golden, error.path.display().to_string());
-    match error.fault {
+    match *error.fault {
         DumpFault::NoTokens => {
             report.verdict = Verdict::Unjudged;
             report.remarks.push(error.to_string());

@@ -165,9 +165,11 @@ fn rows(sequences: &[Sequence], steps: Vec<Vec<Step>>) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokens::Kind;
+    use crate::report::Verdict;
     use crate::tokens::golden::tests::golden;
+    use crate::tokens::report::StepVerdict;
     use crate::tokens::testing::{Model, model};
+    use crate::tokens::{Check, Dump, Kind, check};
 
     #[test]
     fn spreads_come_from_sampled_devices_and_repeat() {
@@ -217,6 +219,45 @@ mod tests {
         let followed = reference.follow(&[Forced { prompt: &prompt, tokens: &other }]).unwrap();
         assert_eq!(followed[0][..3], rows[0].steps[..3]);
         assert_ne!(followed[0][3..], rows[0].steps[3..]);
+    }
+
+    #[test]
+    fn right_devices_never_fail_and_a_wrong_one_does() {
+        let Model { checkpoint, rope, .. } = &model();
+        let limits = Limits { max_new_tokens: 12, max_seq_len: 64, stop_ids: vec![] };
+        let policy = Policy::production();
+        let mut reference = Reference {
+            weights: checkpoint,
+            rope: rope.clone(),
+            limits: limits.clone(),
+            policy: policy.clone(),
+            samples: 16,
+            progress: &(),
+        };
+        let prompts = vec![vec![3, 1, 4, 1, 5], vec![9, 2, 6], vec![50], vec![8, 80, 8]];
+        let mut golden = golden(reference.record(&prompts).unwrap());
+        golden.limits = limits.clone();
+        golden.model.geometry = checkpoint.geometry().clone();
+        // Devices whose freedoms no sample has taken, each on its own path where it leaves the golden's.
+        for seed in 1000..1012 {
+            let policy = policy.clone().under(Freedom::Sampled { seed });
+            let mut device = Decoder::new(checkpoint, rope.clone(), prompts.clone(), limits.clone(), policy).unwrap();
+            while device.advance().unwrap() {}
+            let ids = |row: &Sequence| row.tokens().into_iter().map(|id| id as i64).collect();
+            let dump = Dump { rows: device.sequences().iter().map(ids).collect(), ..Dump::default() };
+            let job = Check { golden: &golden, dump: &dump, row: None, before: None, decode: None };
+            let report = check(&job, Some(&mut reference)).unwrap();
+            assert_eq!(report.verdict, Verdict::Pass, "{seed}: {:?}", report.findings);
+        }
+        // One that takes the last candidate where the step is firm.
+        let far = golden.rows[0].steps.iter().position(|step| step.kind(&golden) == Kind::Firm).unwrap();
+        let mut ids: Vec<i64> = golden.rows[0].token_ids().into_iter().map(|id| id as i64).collect();
+        ids[far] = golden.rows[0].steps[far].top.last().unwrap().id as i64;
+        let dump = Dump { rows: vec![ids], ..Dump::default() };
+        let job = Check { golden: &golden, dump: &dump, row: Some(0), before: None, decode: None };
+        let report = check(&job, Some(&mut reference)).unwrap();
+        assert_eq!((report.verdict, report.findings[0].step), (Verdict::Fail, far));
+        assert!(report.steps.iter().all(|step| step.verdict != StepVerdict::Unjudged));
     }
 
     #[test]

@@ -277,7 +277,7 @@ fn texts_that_differ_are_shown() {
 
 #[test]
 fn dumps_without_tokens_are_no_verdict_on_them() {
-    let error = |fault| DumpError { path: PathBuf::from("captures.safetensors"), fault };
+    let error = |fault| DumpError { path: PathBuf::from("captures.safetensors"), fault: Box::new(fault) };
     let report = without_tokens(&small(), &error(DumpFault::NoTokens)).unwrap();
     assert_eq!(report.verdict, Verdict::Unjudged);
     let report = without_tokens(&small(), &error(DumpFault::DType("I32".into()))).unwrap();
