@@ -10,6 +10,8 @@ use safetensors::Dtype;
 use serde_json::Value;
 use thiserror::Error;
 
+use super::golden::Golden;
+
 /// Key of the seconds of each step in the metadata of captures: a JSON list.
 pub const STEP_SECONDS: &str = "step_seconds";
 /// Name of the ids in captures.
@@ -26,6 +28,8 @@ pub struct Dump {
     pub path: PathBuf,
     /// The ids, one row a prompt, without what fills the ends of rows.
     pub rows: Vec<Vec<i64>>,
+    /// Prompts of the rows, where the dump carries them.
+    pub prompts: Vec<Option<Vec<i64>>>,
     /// Seconds of each token, in lists of any length: a row's, or those of steps that all rows shared.
     pub seconds: Vec<Vec<f64>>,
 }
@@ -103,6 +107,24 @@ impl Dump {
         Ok(dump)
     }
 
+    /// Refuses a dump that carries other prompts than the golden's: its tokens answer another question. With `row`, a
+    /// dump of one row is taken to be it.
+    ///
+    /// # Errors
+    /// The first row whose prompt differs.
+    pub fn check_prompts(&self, golden: &Golden, row: Option<usize>) -> Result<(), DumpError> {
+        for (index, prompt) in self.prompts.iter().enumerate() {
+            let of = row.filter(|_| self.rows.len() == 1).unwrap_or(index);
+            let (Some(prompt), Some(expected)) = (prompt, golden.rows.get(of)) else { continue };
+            if !prompt.iter().map(|id| usize::try_from(*id).ok()).eq(expected.prompt_ids.iter().map(|id| Some(*id))) {
+                let found = format!("prompt_ids {prompt:?}");
+                let fault = place(format!("row {index}"), found, "the prompt of the golden's row");
+                return Err(DumpError { path: self.path.clone(), fault: Box::new(fault) });
+            }
+        }
+        Ok(())
+    }
+
     /// Seconds a token: the median over all tokens that have a time.
     #[must_use]
     pub fn median_seconds(&self) -> Option<f64> {
@@ -155,7 +177,7 @@ fn captures(path: &Path) -> Result<Dump, DumpFault> {
         Some(list) => vec![times(&serde_json::from_str(list)?, &format!("metadata `{STEP_SECONDS}`"))?],
         None => Vec::new(),
     };
-    Ok(Dump { path: PathBuf::new(), rows: ids.chunks(steps).map(|row| unfilled(row.to_vec())).collect(), seconds })
+    Ok(Dump { rows: ids.chunks(steps).map(|row| unfilled(row.to_vec())).collect(), seconds, ..Dump::default() })
 }
 
 /// The row without what fills its end.
@@ -185,6 +207,8 @@ fn json(value: &Value) -> Result<Dump, DumpFault> {
                 let ids =
                     entry.get(TOKEN_IDS).ok_or_else(|| place(format!("row {row}"), "no `token_ids`", expected))?;
                 dump.rows.push(id_list(ids, &format!("row {row}"))?);
+                let prompt = entry.get("prompt_ids").map(|ids| id_list(ids, &format!("row {row}, prompt_ids")));
+                dump.prompts.push(prompt.transpose()?);
                 match entry.get("seconds") {
                     None | Some(Value::Null) => {}
                     Some(list) => dump.seconds.push(times(list, &format!("row {row}, seconds"))?),
@@ -292,6 +316,24 @@ mod tests {
             assert!(message.contains(words), "{text}: {message}");
         }
         assert!(refused(&"x".repeat(5000)).len() < 200);
+    }
+
+    #[test]
+    fn another_prompt_is_refused() {
+        use crate::tokens::Stop;
+        use crate::tokens::golden::tests::{golden, row, step};
+        let of = |prompt: &[usize]| row(prompt, Stop::MaxNewTokens, vec![step(&[(1, 1.0, 0.0)])]);
+        let golden = golden(vec![of(&[1, 2]), of(&[3])]);
+        let dump =
+            |prompt: &str| Dump::parse(&format!("{{\"rows\": [{{\"prompt_ids\": {prompt}, \"token_ids\": [1]}}]}}"));
+        assert!(dump("[1, 2]").unwrap().check_prompts(&golden, None).is_ok());
+        assert!(dump("[3]").unwrap().check_prompts(&golden, Some(1)).is_ok());
+        assert!(Dump::parse("[1]").unwrap().check_prompts(&golden, None).is_ok());
+        for prompt in ["[3]", "[1]", "[1, 2, 3]", "[-1, 2]", "[]"] {
+            let message = dump(prompt).unwrap().check_prompts(&golden, None).unwrap_err().to_string();
+            assert!(message.contains("row 0: prompt_ids"), "{message}");
+        }
+        assert!(dump("[\"a\"]").unwrap_err().to_string().contains("row 0, prompt_ids, step 0"));
     }
 
     #[test]

@@ -249,6 +249,7 @@ impl Check {
         let mut reference = model.as_ref().map(reference).transpose()?;
         let report = match dump {
             Some(Ok(dump)) => {
+                dump.check_prompts(&golden, self.row)?;
                 let decode = |ids: &[usize]| tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(ids).ok());
                 let job = tokens::Check {
                     golden: &golden,

@@ -37,7 +37,7 @@ fn small() -> Golden {
 }
 
 fn dump(rows: &[&[i64]]) -> Dump {
-    Dump { path: PathBuf::from("dump.json"), rows: rows.iter().map(|row| row.to_vec()).collect(), seconds: vec![] }
+    Dump { path: PathBuf::from("dump.json"), rows: rows.iter().map(|row| row.to_vec()).collect(), ..Dump::default() }
 }
 
 const RIGHT: [&[i64]; 2] = [&[20, 21, 22, 23], &[30, 31, 99]];
@@ -329,7 +329,7 @@ mod any_dump {
             model in any::<bool>(),
         ) {
             let golden = small();
-            let dump = Dump { path: PathBuf::new(), rows: rows.clone(), seconds: vec![] };
+            let dump = Dump { rows: rows.clone(), ..Dump::default() };
             let mut table = Table::new();
             let report = check(&job(&golden, &dump), if model { Some(&mut table) } else { None }).unwrap();
             for (row, ids) in rows.iter().enumerate().take(2) {
