@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn right_devices_never_fail_and_a_wrong_one_does() {
         let Model { checkpoint, rope, .. } = &model();
-        let limits = Limits { max_new_tokens: 12, max_seq_len: 64, stop_ids: vec![] };
+        let limits = Limits { max_new_tokens: 24, max_seq_len: 64, stop_ids: vec![] };
         let policy = Policy::production();
         let mut reference = Reference {
             weights: checkpoint,
@@ -234,13 +234,12 @@ mod tests {
             samples: 16,
             progress: &(),
         };
-        let prompts = vec![vec![3, 1, 4, 1, 5], vec![9, 2, 6], vec![50], vec![8, 80, 8]];
+        let prompts: Vec<Vec<usize>> = (0..16).map(|row| vec![row, 3 * row + 1]).collect();
         let mut golden = golden(reference.record(&prompts).unwrap());
         golden.limits = limits.clone();
         golden.model.geometry = checkpoint.geometry().clone();
         // Devices whose freedoms no sample has taken, each on its own path where it leaves the golden's.
-        let mut near_ties = 0;
-        for seed in 1000..1040 {
+        for seed in 1000..1006 {
             let policy = policy.clone().under(Freedom::Sampled { seed });
             let mut device = Decoder::new(checkpoint, rope.clone(), prompts.clone(), limits.clone(), policy).unwrap();
             while device.advance().unwrap() {}
@@ -249,9 +248,7 @@ mod tests {
             let job = Check { golden: &golden, dump: &dump, row: None, before: None, decode: None };
             let report = check(&job, Some(&mut reference)).unwrap();
             assert_eq!(report.verdict, Verdict::Pass, "{seed}: {:?}", report.findings);
-            near_ties += report.findings.len();
         }
-        println!("{near_ties} near ties");
         // One that takes the last candidate where the step is firm.
         let far = golden.rows[0].steps.iter().position(|step| step.kind(&golden) == Kind::Firm).unwrap();
         let mut ids: Vec<i64> = golden.rows[0].token_ids().into_iter().map(|id| id as i64).collect();
