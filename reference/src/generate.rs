@@ -17,6 +17,9 @@ pub const TOP: usize = 8;
 /// Tokens of each prompt that go through prefill together; what is in memory at a time depends on it, results do not.
 const CHUNK: usize = PAGE;
 
+/// Sees row, step and logits of a choice.
+type Observe<'a> = &'a mut dyn FnMut(usize, usize, ArrayView1<'_, f32>);
+
 /// What the logits of one position say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
@@ -306,21 +309,29 @@ impl<'w, W: Weights> Decoder<'w, W> {
     /// # Errors
     /// A logit is NaN: the row and the step.
     pub fn advance(&mut self) -> Result<bool, GenerateError> {
+        self.advance_observed(&mut |_, _, _| {})
+    }
+
+    /// As [`Decoder::advance`]; `observe` sees row, step and logits, FP32 `[vocab]`, of each choice before they are dropped.
+    ///
+    /// # Errors
+    /// As [`Decoder::advance`].
+    pub fn advance_observed(&mut self, observe: Observe<'_>) -> Result<bool, GenerateError> {
         let longest = self.sequences.iter().map(|sequence| sequence.prompt.len()).max().unwrap_or(0);
         if self.prefilled < longest {
-            self.prefill()?;
+            self.prefill(observe)?;
         } else {
             let running: Vec<usize> = (0..self.sequences.len()).filter(|&r| self.sequences[r].stop.is_none()).collect();
             if running.is_empty() {
                 return Ok(false);
             }
-            self.decode(&running)?;
+            self.decode(&running, observe)?;
         }
         Ok(true)
     }
 
     /// The next chunk of every prompt that is not in the cache yet. A prompt's last token gives its first choice.
-    fn prefill(&mut self) -> Result<(), GenerateError> {
+    fn prefill(&mut self, observe: Observe<'_>) -> Result<(), GenerateError> {
         let start = self.prefilled;
         let rows: Vec<usize> = (0..self.sequences.len()).filter(|&r| self.sequences[r].prompt.len() > start).collect();
         let chunk = |row: usize| {
@@ -340,11 +351,11 @@ impl<'w, W: Weights> Decoder<'w, W> {
             }
         }
         self.prefilled = start + CHUNK;
-        self.choose(&ended, hidden.select(Axis(0), &last))
+        self.choose(&ended, hidden.select(Axis(0), &last), observe)
     }
 
     /// One decode step of the rows that still run.
-    fn decode(&mut self, running: &[usize]) -> Result<(), GenerateError> {
+    fn decode(&mut self, running: &[usize], observe: Observe<'_>) -> Result<(), GenerateError> {
         let mut batch =
             Batch { active: running.len(), seq_lens: [0; BATCH], block_table: Vec::new(), slots: [0; BATCH] };
         for b in 0..BATCH {
@@ -360,26 +371,27 @@ impl<'w, W: Weights> Decoder<'w, W> {
         let [cos, sin] = &self.rope;
         let step = Step { batch: &batch, rope_cos: cos.view(), rope_sin: sin.view(), policy: &self.policy };
         let decoded = decode_step(self.weights, &tokens, &step, &mut self.cache, &mut |_, _| {})?;
-        self.take(running, &decoded.logits)
+        self.take(running, &decoded.logits, observe)
     }
 
     /// The choices that follow the last layer's output of some rows.
-    fn choose(&mut self, rows: &[usize], hidden: Array2<bf16>) -> Result<(), GenerateError> {
+    fn choose(&mut self, rows: &[usize], hidden: Array2<bf16>, observe: Observe<'_>) -> Result<(), GenerateError> {
         if rows.is_empty() {
             return Ok(());
         }
         let (weights, eps) = (self.weights, self.weights.geometry().rms_norm_eps);
         let normed = final_norm(hidden.view(), weights.final_norm(), eps, self.policy.freedom);
-        self.take(rows, &lm_head(normed.view(), weights.lm_head(), &self.policy))
+        self.take(rows, &lm_head(normed.view(), weights.lm_head(), &self.policy), observe)
     }
 
     /// Keeps the choice of each row, `logits` being FP32 `[rows, vocab]`.
-    fn take(&mut self, rows: &[usize], logits: &Array2<f32>) -> Result<(), GenerateError> {
+    fn take(&mut self, rows: &[usize], logits: &Array2<f32>, observe: Observe<'_>) -> Result<(), GenerateError> {
         let vocabulary = self.weights.geometry().real_vocab_size;
         for (logits, &row) in logits.rows().into_iter().zip(rows) {
             let sequence = &mut self.sequences[row];
             let step = sequence.choices.len();
             let choice = Choice::of(logits, vocabulary);
+            observe(row, step, logits);
             sequence.choices.push(choice.map_err(|source| GenerateError::Choice { row, step, source })?);
             sequence.stop = sequence.ended(&self.limits);
         }

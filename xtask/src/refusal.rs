@@ -50,6 +50,12 @@ pub enum Refusal {
     /// Text and token ids cannot be turned into one another.
     #[error(transparent)]
     Tokenizer(#[from] cases::TokenizerError),
+    /// A golden, or the directory of goldens, is wrong.
+    #[error(transparent)]
+    Goldens(#[from] goldens::tokens::StoreError),
+    /// A dump of tokens is malformed.
+    #[error(transparent)]
+    Dump(#[from] goldens::tokens::DumpError),
     /// A synthetic checkpoint cannot be written.
     #[error(transparent)]
     Synthesis(#[from] cases::checkpoint::SynthesisError),

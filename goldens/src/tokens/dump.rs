@@ -10,6 +10,8 @@ use safetensors::Dtype;
 use serde_json::Value;
 use thiserror::Error;
 
+use super::golden::Golden;
+
 /// Key of the seconds of each step in the metadata of captures: a JSON list.
 pub const STEP_SECONDS: &str = "step_seconds";
 /// Name of the ids in captures.
@@ -26,6 +28,8 @@ pub struct Dump {
     pub path: PathBuf,
     /// The ids, one row a prompt, without what fills the ends of rows.
     pub rows: Vec<Vec<i64>>,
+    /// Prompts of the rows, where the dump carries them.
+    pub prompts: Vec<Option<Vec<i64>>>,
     /// Seconds of each token, in lists of any length: a row's, or those of steps that all rows shared.
     pub seconds: Vec<Vec<f64>>,
 }
@@ -38,7 +42,7 @@ pub struct DumpError {
     pub path: PathBuf,
     /// What is wrong with it.
     #[source]
-    pub fault: DumpFault,
+    pub fault: Box<DumpFault>,
 }
 
 /// What is wrong with a dump.
@@ -85,7 +89,7 @@ impl Dump {
         };
         match read() {
             Ok(dump) => Ok(Self { path: path.to_owned(), ..dump }),
-            Err(fault) => Err(DumpError { path: file, fault }),
+            Err(fault) => Err(DumpError { path: file, fault: Box::new(fault) }),
         }
     }
 
@@ -101,6 +105,24 @@ impl Dump {
             return Err(place("the whole file", "no row of ids", "at least one"));
         }
         Ok(dump)
+    }
+
+    /// Refuses a dump that carries other prompts than the golden's: its tokens answer another question. With `row`, a
+    /// dump of one row is taken to be it.
+    ///
+    /// # Errors
+    /// The first row whose prompt differs.
+    pub fn check_prompts(&self, golden: &Golden, row: Option<usize>) -> Result<(), DumpError> {
+        for (index, prompt) in self.prompts.iter().enumerate() {
+            let of = row.filter(|_| self.rows.len() == 1).unwrap_or(index);
+            let (Some(prompt), Some(expected)) = (prompt, golden.rows.get(of)) else { continue };
+            if !prompt.iter().map(|id| usize::try_from(*id).ok()).eq(expected.prompt_ids.iter().map(|id| Some(*id))) {
+                let found = format!("prompt_ids {prompt:?}");
+                let fault = place(format!("row {index}"), found, "the prompt of the golden's row");
+                return Err(DumpError { path: self.path.clone(), fault: Box::new(fault) });
+            }
+        }
+        Ok(())
     }
 
     /// Seconds a token: the median over all tokens that have a time.
@@ -155,7 +177,7 @@ fn captures(path: &Path) -> Result<Dump, DumpFault> {
         Some(list) => vec![times(&serde_json::from_str(list)?, &format!("metadata `{STEP_SECONDS}`"))?],
         None => Vec::new(),
     };
-    Ok(Dump { path: PathBuf::new(), rows: ids.chunks(steps).map(|row| unfilled(row.to_vec())).collect(), seconds })
+    Ok(Dump { rows: ids.chunks(steps).map(|row| unfilled(row.to_vec())).collect(), seconds, ..Dump::default() })
 }
 
 /// The row without what fills its end.
@@ -185,6 +207,8 @@ fn json(value: &Value) -> Result<Dump, DumpFault> {
                 let ids =
                     entry.get(TOKEN_IDS).ok_or_else(|| place(format!("row {row}"), "no `token_ids`", expected))?;
                 dump.rows.push(id_list(ids, &format!("row {row}"))?);
+                let prompt = entry.get("prompt_ids").map(|ids| id_list(ids, &format!("row {row}, prompt_ids")));
+                dump.prompts.push(prompt.transpose()?);
                 match entry.get("seconds") {
                     None | Some(Value::Null) => {}
                     Some(list) => dump.seconds.push(times(list, &format!("row {row}, seconds"))?),
@@ -204,13 +228,14 @@ fn id_list(value: &Value, at: &str) -> Result<Vec<i64>, DumpFault> {
     list.iter().enumerate().map(id).collect::<Result<_, _>>().map(unfilled)
 }
 
+/// Seconds of tokens; `null` stands for one that was not timed.
 fn times(value: &Value, at: &str) -> Result<Vec<f64>, DumpFault> {
     let list = value.as_array().ok_or_else(|| place(at, value.to_string(), "a list of seconds"))?;
     let time = |(step, time): (usize, &Value)| {
         let seconds = time.as_f64().filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
         seconds.ok_or_else(|| place(format!("{at}, step {step}"), time.to_string(), "seconds, a number of 0 or more"))
     };
-    list.iter().enumerate().map(time).collect()
+    list.iter().enumerate().filter(|(_, time)| !time.is_null()).map(time).collect()
 }
 
 /// One row a line, ids apart by commas or blanks. Empty lines are none.
@@ -294,10 +319,29 @@ mod tests {
     }
 
     #[test]
+    fn another_prompt_is_refused() {
+        use crate::tokens::Stop;
+        use crate::tokens::golden::tests::{golden, row, step};
+        let of = |prompt: &[usize]| row(prompt, Stop::MaxNewTokens, vec![step(&[(1, 1.0, 0.0)])]);
+        let golden = golden(vec![of(&[1, 2]), of(&[3])]);
+        let dump =
+            |prompt: &str| Dump::parse(&format!("{{\"rows\": [{{\"prompt_ids\": {prompt}, \"token_ids\": [1]}}]}}"));
+        assert!(dump("[1, 2]").unwrap().check_prompts(&golden, None).is_ok());
+        assert!(dump("[3]").unwrap().check_prompts(&golden, Some(1)).is_ok());
+        assert!(Dump::parse("[1]").unwrap().check_prompts(&golden, None).is_ok());
+        for prompt in ["[3]", "[1]", "[1, 2, 3]", "[-1, 2]", "[]"] {
+            let message = dump(prompt).unwrap().check_prompts(&golden, None).unwrap_err().to_string();
+            assert!(message.contains("row 0: prompt_ids"), "{message}");
+        }
+        assert!(dump("[\"a\"]").unwrap_err().to_string().contains("row 0, prompt_ids, step 0"));
+    }
+
+    #[test]
     fn the_median_is_over_all_tokens() {
         let read =
             |seconds: &str| Dump::parse(&format!("{{\"rows\": [{{\"token_ids\": [1], \"seconds\": {seconds}}}]}}"));
         assert_eq!(read("[4, 1, 2]").unwrap().median_seconds(), Some(2.0));
+        assert_eq!(read("[4, null, 2]").unwrap().median_seconds(), Some(3.0));
         assert_eq!(read("[4, 1, 2, 3]").unwrap().median_seconds(), Some(2.5));
         assert_eq!(read("[]").unwrap().median_seconds(), None);
         assert_eq!(read("null").unwrap().median_seconds(), None);
@@ -329,7 +373,7 @@ mod tests {
 
     #[test]
     fn captures_that_are_not_tokens_are_told_apart() {
-        let fault = |dir: tempfile::TempDir| Dump::read(dir.path()).unwrap_err().fault;
+        let fault = |dir: tempfile::TempDir| *Dump::read(dir.path()).unwrap_err().fault;
         assert!(matches!(fault(captured(Dtype::U64, &[1, 2], &[1, 2], &[])), DumpFault::DType(_)));
         assert!(matches!(fault(captured(Dtype::I64, &[2], &[1, 2], &[])), DumpFault::Shape(_)));
         assert!(matches!(fault(captured(Dtype::I64, &[0, 2], &[], &[])), DumpFault::Shape(_)));

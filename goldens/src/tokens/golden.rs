@@ -1,6 +1,7 @@
 //! A golden: what the reference generates from some prompts, with the margin of every choice and how far the
 //! permitted freedoms move it, so that a step is `firm` or a `near_tie` (`docs/tokens.md`, A golden).
 
+use reference::generate::Limits;
 use reference::{Geometry, Policy};
 
 use super::spread::reach;
@@ -49,17 +50,6 @@ pub struct Model {
     pub fingerprint: String,
     /// Its sizes.
     pub geometry: Geometry,
-}
-
-/// Where sequences end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Generated tokens of a row at most.
-    pub max_new_tokens: usize,
-    /// Prompt and generated tokens of a row at most.
-    pub max_seq_len: usize,
-    /// Ids that end a row; they are the last id of it.
-    pub stop_ids: Vec<usize>,
 }
 
 /// The sequence of one prompt.

@@ -2,7 +2,7 @@
 //! golden says everything. After it the device is on a path of its own, and the reference has to follow it there: the
 //! device's own tokens are forced, and every later step is judged on what came before it.
 
-use reference::model::ModelError;
+use reference::generate::GenerateError;
 
 use super::diff;
 use super::dump::{Dump, DumpError, DumpFault};
@@ -26,7 +26,7 @@ pub trait Follow {
     ///
     /// # Errors
     /// The model cannot be run on them.
-    fn follow(&mut self, rows: &[Forced<'_>]) -> Result<Vec<Vec<Step>>, ModelError>;
+    fn follow(&mut self, rows: &[Forced<'_>]) -> Result<Vec<Vec<Step>>, GenerateError>;
 }
 
 /// Turns ids into text.
@@ -51,7 +51,7 @@ pub struct Check<'a> {
 #[must_use]
 pub fn without_tokens(golden: &Golden, error: &DumpError) -> Option<TokensReport> {
     let mut report = empty(golden, error.path.display().to_string());
-    match error.fault {
+    match *error.fault {
         DumpFault::NoTokens => {
             report.verdict = Verdict::Unjudged;
             report.remarks.push(error.to_string());
@@ -87,7 +87,7 @@ fn finding(row: usize, step: usize, kind: FindingKind, message: String) -> Findi
 ///
 /// # Errors
 /// The reference cannot follow.
-pub fn check(job: &Check<'_>, follower: Option<&mut dyn Follow>) -> Result<TokensReport, ModelError> {
+pub fn check(job: &Check<'_>, follower: Option<&mut dyn Follow>) -> Result<TokensReport, GenerateError> {
     let golden = job.golden;
     let mut report = empty(golden, job.dump.path.display().to_string());
     let pairs = pair(job, &mut report);
@@ -97,22 +97,22 @@ pub fn check(job: &Check<'_>, follower: Option<&mut dyn Follow>) -> Result<Token
         walk.along_golden();
         walks.push(walk);
     }
+    let followed = follower.is_some();
     if let Some(follower) = follower {
         let off: Vec<usize> = (0..walks.len()).filter(|&index| walks[index].can_be_followed()).collect();
         let forced: Vec<Forced<'_>> = off
             .iter()
             .map(|&index| Forced { prompt: &golden.rows[walks[index].row].prompt_ids, tokens: &walks[index].valid })
             .collect();
-        let followed = if forced.is_empty() { Vec::new() } else { follower.follow(&forced)? };
-        for (index, steps) in off.into_iter().zip(followed) {
+        let steps = if forced.is_empty() { Vec::new() } else { follower.follow(&forced)? };
+        for (index, steps) in off.into_iter().zip(steps) {
             walks[index].along_device(&steps);
         }
     }
     for walk in walks {
-        let (row, left) = (walk.row, walk.left);
-        let (steps, mut findings) = walk.finish();
-        let fell = steps.iter().any(|step| step.verdict == StepVerdict::Unjudged);
-        if let (true, Some(step)) = (fell, left) {
+        let (row, open) = (walk.row, walk.left.filter(|_| walk.can_be_followed() && !followed));
+        let Walk { steps, mut findings, .. } = walk;
+        if let Some(step) = open {
             report.remarks.push(format!(
                 "row {row}: the device left the golden's tokens at step {step}; name the model (--model DIR) to judge what follows on its own tokens"
             ));
@@ -127,15 +127,14 @@ pub fn check(job: &Check<'_>, follower: Option<&mut dyn Follow>) -> Result<Token
         report.findings.extend(findings);
     }
     let unread = |finding: &Finding| matches!(finding.kind, FindingKind::Rows);
-    report.verdict = if report.steps.iter().any(|step| step.verdict == StepVerdict::Fail)
-        || report.findings.iter().any(unread)
-    {
-        Verdict::Fail
-    } else if report.steps.is_empty() || report.steps.iter().any(|step| step.verdict == StepVerdict::Unjudged) {
-        Verdict::Unjudged
-    } else {
-        Verdict::Pass
-    };
+    report.verdict =
+        if report.steps.iter().any(|step| step.verdict == StepVerdict::Fail) || report.findings.iter().any(unread) {
+            Verdict::Fail
+        } else if report.steps.is_empty() || report.steps.iter().any(|step| step.verdict == StepVerdict::Unjudged) {
+            Verdict::Unjudged
+        } else {
+            Verdict::Pass
+        };
     report.timing = timing(job);
     Ok(report)
 }
@@ -152,7 +151,8 @@ fn pair<'a>(job: &Check<'a>, report: &mut TokensReport) -> Vec<(usize, &'a [i64]
         return ids.filter(|_| row < rows).map(|ids| (row, ids.as_slice())).into_iter().collect();
     }
     if dumped != rows {
-        let advice = if dumped > rows { "leave padding rows out, or judge one with --row" } else { "judge one with --row" };
+        let advice =
+            if dumped > rows { "leave padding rows out, or judge one with --row" } else { "judge one with --row" };
         let message = format!("the dump holds {dumped} rows, the golden {rows}; {advice}");
         report.findings.push(finding(rows.min(dumped), 0, FindingKind::Rows, message));
     }
@@ -305,8 +305,7 @@ impl<'a> Walk<'a> {
             }
         });
         if let Some((kind, message)) = found {
-            report.verdict =
-                if kind == FindingKind::NearTie { StepVerdict::NearTie } else { StepVerdict::Fail };
+            report.verdict = if kind == FindingKind::NearTie { StepVerdict::NearTie } else { StepVerdict::Fail };
             let (kind, message) = self.whole_stream(kind, message);
             self.findings.push(finding(row, step, kind, message));
         }
@@ -336,21 +335,31 @@ impl<'a> Walk<'a> {
         let room = room(golden, self.row);
         if step >= room {
             let more = self.ids.len() - room;
-            let message = format!("the row may have {room} tokens, and {more} more {}", if more == 1 { "follows" } else { "follow" });
+            let message = format!(
+                "the row may have {room} tokens, and {more} more {}",
+                if more == 1 { "follows" } else { "follow" }
+            );
             return (step == room).then_some((FindingKind::TooLong, message));
         }
         let (real, stored) = (geometry.real_vocab_size, geometry.vocab_size);
-        let expected = expected.map(|step| format!("; the reference chose {}, logit {}", step.id(), short(step.logit().into())));
+        let expected =
+            expected.map(|step| format!("; the reference chose {}, logit {}", step.id(), short(step.logit().into())));
         let expected = expected.unwrap_or_default();
         match usize::try_from(id) {
             Ok(known) if known < real => None,
             Ok(padding) if padding < stored => Some((
                 FindingKind::PaddingVocabulary,
-                format!("id {id} is padding of the vocabulary ({real} to {}), which no token has{expected}", stored - 1),
+                format!(
+                    "id {id} is padding of the vocabulary ({real} to {}), which no token has{expected}",
+                    stored - 1
+                ),
             )),
             _ => Some((
                 FindingKind::OutsideVocabulary,
-                format!("id {id} is in no vocabulary: ids are 0 to {}{expected}", real - 1),
+                format!(
+                    "id {id} is no token: ids are 0 to {}, and what lies beyond is padding or nothing{expected}",
+                    real - 1
+                ),
             )),
         }
     }
@@ -359,10 +368,8 @@ impl<'a> Walk<'a> {
     fn whole_stream(&self, kind: FindingKind, message: String) -> (FindingKind, String) {
         let constant = self.ids.len() > 1 && self.ids.windows(2).all(|pair| pair[0] == pair[1]);
         let first = !self.findings.iter().any(|finding| finding.kind != FindingKind::NearTie);
-        let about_ids = matches!(
-            kind,
-            FindingKind::WrongToken | FindingKind::PaddingVocabulary | FindingKind::OutsideVocabulary
-        );
+        let about_ids =
+            matches!(kind, FindingKind::WrongToken | FindingKind::PaddingVocabulary | FindingKind::OutsideVocabulary);
         if !(constant && first && about_ids) {
             return (kind, message);
         }
@@ -376,7 +383,8 @@ impl<'a> Walk<'a> {
     /// Judges the row's end: it has to be at a stop id or at a limit.
     fn end(&mut self) {
         let (golden, row, length) = (self.golden, self.row, self.ids.len());
-        let stopped = self.ids.iter().any(|id| usize::try_from(*id).is_ok_and(|id| golden.limits.stop_ids.contains(&id)));
+        let stopped =
+            self.ids.iter().any(|id| usize::try_from(*id).is_ok_and(|id| golden.limits.stop_ids.contains(&id)));
         if stopped || length >= room(golden, row) {
             return;
         }
@@ -400,11 +408,6 @@ impl<'a> Walk<'a> {
         });
         let message = format!("the row ends after {length} tokens; expected {due}");
         self.findings.push(finding(row, length, FindingKind::TooShort, message));
-    }
-
-    /// The steps, and every near tie and failure.
-    fn finish(self) -> (Vec<StepReport>, Vec<Finding>) {
-        (self.steps, self.findings)
     }
 }
 
@@ -462,7 +465,8 @@ pub fn check_again(golden: &Golden, again: &Golden, source: String) -> TokensRep
                 let message = format!(
                     "the reference now gives {}, the golden holds {}; a reference run is the same to the last bit on \
                      every machine, so the program has changed",
-                    told(found), told(expected),
+                    told(found),
+                    told(expected),
                 );
                 report.findings.push(finding(row, step, FindingKind::Reference, message));
             }

@@ -6,12 +6,13 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Display, Write as _};
 use std::path::{Path, PathBuf};
 
+use reference::generate::Limits;
 use reference::{Geometry, Policy, Rounding, Site};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use thiserror::Error;
 
-use super::golden::{Accepted, Candidate, FORMAT, Golden, Limits, Model, Row, Step, Stop};
+use super::golden::{Accepted, Candidate, FORMAT, Golden, Model, Row, Step, Stop};
 use super::spread::MOST_SAMPLES;
 
 /// A file that is no golden.
@@ -132,7 +133,7 @@ fn syntax(error: &serde_yaml::Error, path: &Path) -> GoldenError {
     let error = error.without_snippet();
     let message = serde_yaml::UserMessageFormatter.format_message(error);
     let message = message.lines().next().unwrap_or_default().trim().chars().take(500).collect();
-    let place = error.location().map(|location| (u64::from(location.line()), u64::from(location.column())));
+    let place = error.location().map(|location| (location.line(), location.column()));
     GoldenError { path: path.to_owned(), place, message, help: RECORD.to_owned() }
 }
 

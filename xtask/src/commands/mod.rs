@@ -5,6 +5,7 @@ pub mod case;
 pub mod doctor;
 pub mod gate;
 mod generate;
+mod golden;
 pub mod model;
 mod prompts;
 mod show;

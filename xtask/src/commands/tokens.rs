@@ -1,8 +1,9 @@
-//! `assay tokens`: golden token sequences.
+//! `assay tokens`: token sequences, generated and golden.
 
 use clap::Subcommand;
 
 use super::generate::Generate;
+use super::golden;
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 
@@ -11,6 +12,8 @@ use crate::refusal::Refusal;
 pub enum Command {
     /// Generate tokens greedily from prompts, as the contract computes them, with the margin of every choice
     Generate(Box<Generate>),
+    #[command(flatten)]
+    Golden(golden::Command),
 }
 
 impl Command {
@@ -21,6 +24,7 @@ impl Command {
     pub fn run(&self) -> Result<Code, Refusal> {
         match self {
             Self::Generate(generate) => generate.run(),
+            Self::Golden(golden) => golden.run(),
         }
     }
 }

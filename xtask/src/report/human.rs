@@ -203,7 +203,7 @@ fn remarks(out: &mut String, what: &str, remarks: &[String], most: usize) -> std
     Ok(())
 }
 
-fn word(verdict: Verdict) -> &'static str {
+pub(super) fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Pass => "PASS",
         Verdict::Fail => "FAIL",
@@ -212,7 +212,7 @@ fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-fn style(verdict: Verdict) -> Style {
+pub(super) fn style(verdict: Verdict) -> Style {
     let colour = match verdict {
         Verdict::Pass => AnsiColor::Green,
         Verdict::Fail | Verdict::Error => AnsiColor::Red,

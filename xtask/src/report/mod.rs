@@ -7,6 +7,7 @@ pub mod json;
 pub mod junit;
 pub mod summary;
 pub mod text;
+pub mod tokens;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,350 @@
+//! `assay tokens record|check|review|accept|list`: goldens made, kept and checked against. What they mean is in
+//! `goldens::tokens`; this finds the files and shows what came back.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cases::seeded::{Rope, rope};
+use cases::{Checkpoint, Tokenizer};
+use clap::{Args, Subcommand};
+use goldens::tokens::{self, Dump, Follow, Golden, Model, Recorded, Reference, Row, State, Store};
+use ndarray::Array2;
+
+use super::prompts::Prompts;
+use super::show::{Format, json, table};
+use crate::exit_codes::Code;
+use crate::progress::Bar;
+use crate::refusal::Refusal;
+use crate::report::text::{place, plain};
+use crate::{output, report, suites};
+
+/// What to do with goldens.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Make a golden from the reference; it is pending until it is accepted
+    Record(Box<Record>),
+    /// Judge a device's tokens against a golden; without a dump, run the reference again and compare it bit for bit
+    Check(Box<Check>),
+    /// Show what pending goldens would change; exits 1 while any is pending
+    Review {
+        /// Look at this golden alone
+        name: Option<String>,
+        #[command(flatten)]
+        folder: Folder,
+        /// Format on standard output
+        #[arg(long, value_enum, default_value_t = Format::Human)]
+        format: Format,
+    },
+    /// Make a pending golden the standard
+    Accept {
+        /// The golden
+        name: String,
+        /// Why; it is kept in the golden
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+        #[command(flatten)]
+        folder: Folder,
+    },
+    /// List accepted and pending goldens, and files that are neither
+    List {
+        #[command(flatten)]
+        folder: Folder,
+        /// Format on standard output
+        #[arg(long, value_enum, default_value_t = Format::Human)]
+        format: Format,
+    },
+}
+
+/// Where goldens are.
+#[derive(Args)]
+pub struct Folder {
+    /// Directory of the goldens; default: goldens/tokens of the repository
+    #[arg(long, value_name = "DIR")]
+    goldens: Option<PathBuf>,
+}
+
+impl Folder {
+    fn store(&self) -> Result<Store, Refusal> {
+        let dir = match &self.goldens {
+            Some(dir) => dir.clone(),
+            None => {
+                suites::folder().as_deref().and_then(Path::parent).map(|goldens| goldens.join("tokens")).ok_or_else(
+                    || Refusal::Request("no goldens/tokens here or above; name a directory with --goldens".into()),
+                )?
+            }
+        };
+        // An empty variable means what an unset one means.
+        let ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty());
+        Ok(Store::new(&dir, ci))
+    }
+}
+
+/// Make a golden.
+#[derive(Args)]
+pub struct Record {
+    /// Name of the golden
+    name: String,
+    #[command(flatten)]
+    prompts: Prompts,
+    /// Sampled devices that show how far permitted freedoms move each margin; each costs as much as the run itself
+    #[arg(long, value_name = "N", default_value_t = tokens::spread::SAMPLES,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(tokens::spread::MOST_SAMPLES)))]
+    samples: u32,
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Judge tokens.
+#[derive(Args)]
+pub struct Check {
+    /// A golden's name, or its file
+    #[arg(value_name = "NAME-OR-FILE")]
+    golden: String,
+    /// What the device generated: a bundle, captures.safetensors, JSON, or lines of ids
+    dump: Option<PathBuf>,
+    /// Checkpoint that the golden was made from: follows a device that left it at a near tie
+    #[arg(long, value_name = "DIR", required_unless_present = "dump")]
+    model: Option<PathBuf>,
+    /// A tokenizer.json, or the directory that holds it; default: the model's
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// What the device generated before a change: says which failures are older than it
+    #[arg(long, value_name = "DUMP", requires = "dump")]
+    before: Option<PathBuf>,
+    /// Judge this row of the golden alone
+    #[arg(long, value_name = "N", requires = "dump")]
+    row: Option<usize>,
+    #[command(flatten)]
+    folder: Folder,
+    /// Format on standard output
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    format: Format,
+    /// Show every step
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+impl Command {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// What is wrong with the request or a file.
+    pub fn run(&self) -> Result<Code, Refusal> {
+        match self {
+            Self::Record(record) => record.run(),
+            Self::Check(check) => check.run(),
+            Self::Review { name, folder, format } => review(&folder.store()?, name.as_deref(), *format),
+            Self::Accept { name, reason, folder } => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+                let path = folder.store()?.accept(name, reason, &tokens::date(now))?;
+                output::stdout(&format!("accepted: {}\n", plain(&place(&path))))?;
+                Ok(Code::Pass)
+            }
+            Self::List { folder, format } => list(&folder.store()?, *format),
+        }
+    }
+}
+
+impl Record {
+    fn run(&self) -> Result<Code, Refusal> {
+        let store = self.folder.store()?;
+        store.check_writable(&self.name)?;
+        let opened = self.prompts.open()?;
+        let model = &opened.checkpoint;
+        let bar = Bar::new(1);
+        goldens::Progress::begin(&bar, &self.name);
+        let reference = Reference {
+            weights: model,
+            rope: tables(model, opened.limits.max_seq_len)?,
+            limits: opened.limits.clone(),
+            policy: opened.policy.clone(),
+            samples: self.samples,
+            progress: &bar,
+        };
+        let mut rows = reference.record(&opened.prompts)?;
+        drop(bar);
+        if let Some(tokenizer) = &opened.tokenizer {
+            for row in &mut rows {
+                row.prompt = Some(tokenizer.decode(&row.prompt_ids)?);
+                row.text = Some(tokenizer.decode(&row.token_ids())?);
+            }
+        }
+        let golden = Golden {
+            name: self.name.clone(),
+            tool: concat!("assay ", env!("CARGO_PKG_VERSION")).to_owned(),
+            accepted: None,
+            model: described(model),
+            policy: opened.policy.clone(),
+            limits: opened.limits.clone(),
+            samples: self.samples,
+            false_alarm: tokens::spread::FALSE_ALARM,
+            rows,
+        };
+        let accepted = store.accepted(&self.name)?;
+        match store.record(&golden)? {
+            Recorded::Unchanged => {
+                output::stdout(&format!("{}: says what is accepted already; nothing is pending\n", self.name))?;
+            }
+            Recorded::Pending(path) => {
+                let review = tokens::review(accepted.as_ref(), &golden);
+                let next = format!(
+                    "pending: {}\naccept it with: assay tokens accept {} --reason TEXT\n",
+                    plain(&place(&path)),
+                    self.name
+                );
+                output::stdout(&(report::tokens::review(&review) + &next))?;
+            }
+        }
+        Ok(Code::Pass)
+    }
+}
+
+/// What tells the model of a golden from others.
+fn described(model: &Checkpoint) -> Model {
+    let dir = model.dir().canonicalize().unwrap_or_else(|_| model.dir().to_owned());
+    let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Model { name, fingerprint: fingerprint(model), geometry: model.geometry().clone() }
+}
+
+/// The model's fingerprint, with a bar over its bytes while they are read.
+fn fingerprint(model: &Checkpoint) -> String {
+    let bar = OnceLock::new();
+    let progress = |done, total| bar.get_or_init(|| Bar::of_bytes(total)).reached(done);
+    model.fingerprint(&progress).to_string()
+}
+
+/// RoPE tables of contexts up to `most` tokens.
+fn tables(model: &Checkpoint, most: usize) -> Result<[Array2<f32>; 2], Refusal> {
+    let table = |which| {
+        let table = rope(which, most, model.geometry().head_dim, model.rope_theta());
+        table.map_err(|error| Refusal::Request(format!("max_seq_len {most}: {error}")))
+    };
+    Ok([table(Rope::Cos)?, table(Rope::Sin)?])
+}
+
+impl Check {
+    fn run(&self) -> Result<Code, Refusal> {
+        let golden = self.folder.store()?.find(&self.golden)?;
+        let dump = self.dump.as_deref().map(Dump::read);
+        let before = self.before.as_deref().map(Dump::read).transpose()?;
+        let tokenizer = match (&self.tokenizer, &self.model) {
+            (Some(path), _) => Some(Tokenizer::open(path)?),
+            (None, Some(dir)) if Tokenizer::is_in(dir) => Some(Tokenizer::open(dir)?),
+            _ => None,
+        };
+        let model = self.model.as_deref().map(|dir| open(dir, &golden)).transpose()?;
+        let bar = Bar::new(1);
+        goldens::Progress::begin(&bar, &golden.name);
+        let reference = |model| -> Result<Reference<'_, Checkpoint>, Refusal> {
+            Ok(Reference {
+                weights: model,
+                rope: tables(model, golden.limits.max_seq_len)?,
+                limits: golden.limits.clone(),
+                policy: golden.policy.clone(),
+                samples: golden.samples,
+                progress: &bar,
+            })
+        };
+        let mut reference = model.as_ref().map(reference).transpose()?;
+        let report = match dump {
+            Some(Ok(dump)) => {
+                dump.check_prompts(&golden, self.row)?;
+                let decode = |ids: &[usize]| tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(ids).ok());
+                let job = tokens::Check {
+                    golden: &golden,
+                    dump: &dump,
+                    row: self.row,
+                    before: before.as_ref(),
+                    decode: tokenizer.is_some().then_some(&decode),
+                };
+                tokens::check(&job, reference.as_mut().map(|reference| reference as &mut dyn Follow))?
+            }
+            Some(Err(error)) => match tokens::without_tokens(&golden, &error) {
+                Some(report) => report,
+                None => return Err(error.into()),
+            },
+            None => again(&golden, reference.as_ref())?,
+        };
+        drop(reference);
+        drop(bar);
+        match self.format {
+            Format::Json => json(&report)?,
+            Format::Human => output::stdout(&report::tokens::check(&report, self.verbose))?,
+        }
+        Ok(report.verdict.into())
+    }
+}
+
+/// The checkpoint that a golden was made from.
+fn open(dir: &Path, golden: &Golden) -> Result<Checkpoint, Refusal> {
+    let model = Checkpoint::open(dir)?;
+    let found = fingerprint(&model);
+    if found != golden.model.fingerprint {
+        return Err(Refusal::Request(format!(
+            "--model {}: is not the model of the golden `{}`, which is {}: its fingerprint is {found}, the golden's {}",
+            dir.display(),
+            golden.name,
+            golden.model.name,
+            golden.model.fingerprint
+        )));
+    }
+    Ok(model)
+}
+
+/// A second run of the reference.
+fn again(
+    golden: &Golden,
+    reference: Option<&Reference<'_, Checkpoint>>,
+) -> Result<tokens::report::TokensReport, Refusal> {
+    let Some(reference) = reference else {
+        return Err(Refusal::Request("name a dump to judge, or the model with --model to run it again".into()));
+    };
+    let prompts: Vec<Vec<usize>> = golden.rows.iter().map(|row: &Row| row.prompt_ids.clone()).collect();
+    let rows = reference.repeat(&prompts)?;
+    let repeated = Golden { rows, ..golden.clone() };
+    Ok(tokens::check_again(golden, &repeated, "a second run of the reference".into()))
+}
+
+fn review(store: &Store, name: Option<&str>, format: Format) -> Result<Code, Refusal> {
+    let pending = store.list()?.into_iter().filter(|entry| entry.state == State::Pending).map(|entry| entry.name);
+    let names: Vec<String> = match name {
+        Some(name) => vec![name.to_owned()],
+        None => pending.collect(),
+    };
+    let mut reviews = Vec::new();
+    for name in &names {
+        if let Some(pending) = store.pending(name)? {
+            reviews.push(tokens::review(store.accepted(name)?.as_ref(), &pending));
+        }
+    }
+    match format {
+        Format::Json => json(&reviews)?,
+        Format::Human if reviews.is_empty() => output::stdout("nothing is pending\n")?,
+        Format::Human => {
+            let text: Vec<String> = reviews.iter().map(report::tokens::review).collect();
+            output::stdout(&text.join("\n"))?;
+        }
+    }
+    Ok(if reviews.is_empty() { Code::Pass } else { Code::Failure })
+}
+
+fn list(store: &Store, format: Format) -> Result<Code, Refusal> {
+    let entries = store.list()?;
+    if format == Format::Json {
+        json(&entries)?;
+    } else if entries.is_empty() {
+        output::stdout("no goldens\n")?;
+    } else {
+        let state = |state| match state {
+            State::Accepted => "accepted",
+            State::Pending => "pending",
+            State::Orphan => "orphan",
+        };
+        let mut out = String::new();
+        let rows = entries.into_iter().map(|entry| [entry.name, state(entry.state).to_owned(), entry.detail]);
+        table(&mut out, ["name", "state", "what"], rows);
+        output::stdout(&out)?;
+    }
+    Ok(Code::Pass)
+}

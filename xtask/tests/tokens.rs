@@ -1,0 +1,149 @@
+//! Goldens from outside: recorded from a synthetic checkpoint, accepted, and checked against dumps that are right, wrong
+//! or no dumps at all.
+
+// Helpers of tests are no tests to clippy.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+fn assay_in(ci: &str, args: &[&str], dir: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_assay"));
+    command.args(args).current_dir(dir).env("CI", ci).env_remove("CLICOLOR_FORCE").stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn assay(args: &[&str], dir: &Path) -> Output {
+    assay_in("", args, dir)
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn answer(output: &Output) -> Value {
+    serde_json::from_str(&stdout(output)).unwrap()
+}
+
+const RECORD: [&str; 16] = [
+    "tokens",
+    "record",
+    "small",
+    "--goldens",
+    "g",
+    "--model",
+    "model",
+    "--prompt-ids",
+    "1,2,3",
+    "--prompt-ids",
+    "7",
+    "--max-new-tokens",
+    "4",
+    "--samples",
+    "16",
+    "--policy=production",
+];
+
+#[test]
+fn the_life_of_a_golden() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let made = assay(&["model", "synthesize", "model", "--geometry", "mini", "--layers", "1"], dir);
+    assert_eq!(code(&made), 0, "{}", stderr(&made));
+
+    // CI writes nothing, and says so before any work.
+    let refused = assay_in("true", &RECORD, dir);
+    assert!(code(&refused) == 2 && stderr(&refused).contains("CI is set"), "{}", stderr(&refused));
+    assert!(!dir.join("g").exists());
+
+    let recorded = assay(&RECORD, dir);
+    assert_eq!(code(&recorded), 0, "{}", stderr(&recorded));
+    assert!(stdout(&recorded).contains("small: new") && stdout(&recorded).contains("tokens accept small"));
+    let review = assay_in("true", &["tokens", "review", "--goldens", "g"], dir);
+    assert_eq!(code(&review), 1, "CI sees what is pending: {}", stdout(&review));
+    let early = assay(&["tokens", "check", "small", "--goldens", "g", "--model", "model"], dir);
+    assert!(code(&early) == 2 && stderr(&early).contains("no golden is called `small`"), "{}", stderr(&early));
+    let no_reason = assay(&["tokens", "accept", "small", "--reason", " ", "--goldens", "g"], dir);
+    assert_eq!(code(&no_reason), 2);
+    let ci = assay_in("1", &["tokens", "accept", "small", "--reason", "first", "--goldens", "g"], dir);
+    assert_eq!(code(&ci), 2);
+    let accepted = assay(&["tokens", "accept", "small", "--reason", "first", "--goldens", "g"], dir);
+    assert_eq!(code(&accepted), 0, "{}", stderr(&accepted));
+    assert_eq!(code(&assay(&["tokens", "review", "--goldens", "g"], dir)), 0);
+    let listed = answer(&assay(&["tokens", "list", "--goldens", "g", "--format", "json"], dir));
+    assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&json!("small"), &json!("accepted")));
+
+    // The same again is nothing new.
+    let again = assay(&RECORD, dir);
+    assert!(code(&again) == 0 && stdout(&again).contains("nothing is pending"), "{}", stdout(&again));
+    let again = assay(&["tokens", "check", "small", "--goldens", "g", "--model", "model"], dir);
+    assert_eq!(code(&again), 0, "{}", stdout(&again));
+
+    // What the reference generates passes.
+    let generate: Vec<&str> =
+        ["tokens", "generate"].into_iter().chain(RECORD[5..13].iter().copied()).chain(["--format", "json"]).collect();
+    let generated = assay(&generate, dir);
+    assert_eq!(code(&generated), 0, "{}", stderr(&generated));
+    fs::write(dir.join("right.json"), &generated.stdout).unwrap();
+    let check = |dump: &str, more: &[&str]| {
+        let args = ["tokens", "check", "g/small.yaml", dump, "--goldens", "g", "--format", "json"];
+        assay(&[&args[..], more].concat(), dir)
+    };
+    let right = check("right.json", &[]);
+    assert_eq!(code(&right), 0, "{}", stdout(&right));
+    let steps = answer(&right)["steps"].as_array().unwrap().clone();
+    assert_eq!(steps.len(), 8);
+    for key in ["row", "step", "device", "reference", "margin", "verdict"] {
+        assert!(steps[0].get(key).is_some(), "{key}");
+    }
+
+    // A wrong token fails at its step, and the model judges what follows on the device's own tokens.
+    let ids = |row: usize| -> Vec<i64> {
+        let rows = &answer(&generated)["rows"];
+        rows[row]["token_ids"].as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
+    };
+    let mut wrong = ids(0);
+    wrong[1] = (wrong[1] + 1) % 3000;
+    fs::write(dir.join("wrong.json"), json!([wrong, ids(1)]).to_string()).unwrap();
+    let alone = check("wrong.json", &["--before", "right.json"]);
+    assert_eq!(code(&alone), 1);
+    let report = answer(&alone);
+    assert_eq!((&report["findings"][0]["step"], &report["findings"][0]["already_before"]), (&json!(1), &json!(false)));
+    assert_eq!(report["steps"][2]["verdict"], "unjudged");
+    let followed = answer(&check("wrong.json", &["--model", "model"]));
+    assert_eq!(followed["steps"][2]["forced"], true);
+    assert_ne!(followed["steps"][2]["verdict"], "unjudged");
+    let human = assay(&["tokens", "check", "small", "wrong.json", "--goldens", "g", "--verbose"], dir);
+    assert!(stdout(&human).contains("FAIL small") && !stdout(&human).contains('\u{1b}'), "{}", stdout(&human));
+
+    // All zero, padding, and what is no dump.
+    fs::write(dir.join("zero.txt"), "0 0 0 0\n0 0 0 0\n").unwrap();
+    let zero = answer(&check("zero.txt", &["--before", "zero.txt"]));
+    assert_eq!(
+        (&zero["findings"][0]["kind"], &zero["findings"][0]["already_before"]),
+        (&json!("constant_stream"), &json!(true))
+    );
+    fs::write(dir.join("garbage.txt"), "1 2 x\n").unwrap();
+    let garbage = check("garbage.txt", &[]);
+    assert_eq!(code(&garbage), 2);
+    assert!(answer(&garbage)["message"].as_str().unwrap().contains("line 1, id 2"));
+    fs::write(dir.join("none.safetensors"), [&8u64.to_le_bytes()[..], b"{}      "].concat()).unwrap();
+    assert_eq!(code(&check("none.safetensors", &[])), 125);
+
+    // Another model is not followed.
+    let other = assay(&["model", "synthesize", "other", "--geometry", "mini", "--layers", "1", "--seed", "2"], dir);
+    assert_eq!(code(&other), 0);
+    let other = check("wrong.json", &["--model", "other"]);
+    assert!(code(&other) == 2 && stderr(&other).contains("fingerprint"), "{}", stderr(&other));
+}
