@@ -17,6 +17,8 @@ mod place;
 mod repeat;
 pub mod report;
 mod rules;
+mod runs;
+mod spread;
 mod tally;
 mod unforced;
 
