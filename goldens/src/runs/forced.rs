@@ -11,7 +11,8 @@ use ndarray::{Array2, ArrayView2, Zip, s};
 use reference::inputs::cache_row;
 use reference::model::{ModelError, PagedCache, Step, Weights, decode_layers};
 use reference::prefill::{self, Chunk, Prompt};
-use reference::{BATCH, Batch, PAGE, Policy, TensorId};
+use reference::rounding::round_f32;
+use reference::{BATCH, Batch, PAGE, Policy, Site, TensorId};
 
 use super::plan::{Place, Plan};
 
@@ -179,16 +180,18 @@ impl<W: Weights + Sync> Forced<'_, W> {
         let mut addends = wide.clone();
         let last = self.plan.layers - 1;
         let out = decode_layers(self.weights, hidden, &step, &mut pages.cache, &mut |layer, trace| {
-            if let Some(out) = trace.wide(TensorId::Out).filter(|_| layer == last) {
-                wide.assign(&out.slice(s![..count, ..]));
-                let residual = trace.bf16(TensorId::PostNormPartial);
-                Zip::from(&mut addends).and(&wide).and(residual.slice(s![..count, ..])).for_each(
-                    |most, &sum, residual| {
-                        let residual = residual.to_f32();
-                        *most = residual.abs().max((sum - residual).abs());
-                    },
-                );
+            if layer != last {
+                return;
             }
+            // Step 13: the two values whose sum is narrowed to the output.
+            let parts = trace.f32(TensorId::DownAccParts);
+            let residual = trace.widened(TensorId::PostNormPartial, policy.at(Site::Residual));
+            let rule = policy.at(Site::Down);
+            Zip::indexed(&mut wide).and(&mut addends).for_each(|(row, column), wide, addend| {
+                let down = round_f32(parts[(row, column)] + parts[(BATCH + row, column)], rule);
+                let residual = residual[(row, column)];
+                (*wide, *addend) = (down + residual, down.abs().max(residual.abs()));
+            });
         })?;
         let [k, v] = self.written(count, &pages);
         Ok(States { k, v, hidden: out.slice(s![..count, ..]).to_owned(), wide: Some(wide), addends: Some(addends) })
