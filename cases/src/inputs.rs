@@ -325,7 +325,7 @@ pub(crate) fn bytes(tensor: &Tensor) -> &[u8] {
     .unwrap_or_default()
 }
 
-fn hex(digest: &[u8]) -> String {
+pub(crate) fn hex(digest: &[u8]) -> String {
     digest.iter().fold(String::with_capacity(2 * digest.len()), |mut text, byte| {
         // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");

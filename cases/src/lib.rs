@@ -2,8 +2,8 @@
 //!
 //! A [`Case`] is a checked `case.yaml`: geometry, seed, recipes, batch metadata and where the outputs come
 //! from. [`Inputs`] are its tensors, drawn by the [seeded generator](seeded) and checked against their
-//! hashes. A [`checkpoint`] holds the weights of a whole model. [`Suite`]s list bundles. This crate computes no
-//! numerics and judges nothing.
+//! hashes. A [`checkpoint`] holds the weights of a whole model, and is made of BF16 weights by a rule. [`Suite`]s list
+//! bundles. This crate computes no step of the contract and judges nothing.
 
 #[cfg(target_endian = "big")]
 compile_error!("hashes and captures are over little-endian bytes, which tensors are taken to have in memory");
@@ -24,6 +24,8 @@ mod recipe;
 mod schema;
 pub mod seeded;
 mod suite;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod warnings;
 mod yaml;
 
@@ -39,3 +41,5 @@ pub use new::{NewCase, NewCaseError, new_case, standard_recipes};
 pub use policy::PolicyRequest;
 pub use recipe::{OutlierColumns, Recipe, RecipeError, RecipeKind};
 pub use suite::{DiscoverError, Suite, discover};
+#[cfg(feature = "tokenizer")]
+pub use tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};

@@ -17,9 +17,11 @@ mod place;
 mod repeat;
 pub mod report;
 mod rules;
+pub mod run_state;
 mod runs;
 mod spread;
 mod tally;
+pub mod tokens;
 mod unforced;
 
 pub use bits::{Bf16Comparison, compare_bf16};

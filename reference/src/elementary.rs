@@ -63,11 +63,14 @@ pub fn exp(x: f32, freedom: Freedom) -> f32 {
 /// `exp` in float32 of every value. Without freedom to take, the loop runs on the CPU's vector level.
 pub fn exp_all(values: &mut [f32], freedom: Freedom) {
     match freedom {
-        Freedom::Canonical | Freedom::Emulated => Arch::new().dispatch(|| {
-            for value in &mut *values {
-                *value = exp_f64(f64::from(*value)) as f32;
-            }
-        }),
+        Freedom::Canonical | Freedom::Emulated => Arch::new().dispatch(
+            #[inline(always)]
+            || {
+                for value in &mut *values {
+                    *value = exp_f64(f64::from(*value)) as f32;
+                }
+            },
+        ),
         Freedom::Sampled { .. } | Freedom::Enlarged { .. } => {
             for value in values {
                 *value = exp(*value, freedom);

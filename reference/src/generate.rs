@@ -153,6 +153,8 @@ pub enum GenerateError {
     TooLong { row: usize, length: usize, most: usize },
     #[error("prompt {row}: {found} tokens are forced upon it, expected 1 to {most}")]
     Forced { row: usize, found: usize, most: usize },
+    #[error("prompt {row}: no run of this request can have stood there")]
+    Resume { row: usize },
     #[error("prompt {row}: there is no such prompt to force tokens upon before the run begins")]
     NoRow { row: usize },
 }
@@ -263,12 +265,39 @@ impl<'w, W: Weights> Decoder<'w, W> {
         self.prefilled
     }
 
-    /// Takes up a run where another one of the same weights, prompts, limits and policy stood: its rows, what
-    /// [`Decoder::prefilled`] said, and, written by `fill`, its cache.
-    pub fn resume(&mut self, sequences: Vec<Sequence>, prefilled: usize, fill: impl FnOnce(&mut PagedCache)) {
+    /// Takes up a run where another one of the same weights, prompts, limits and policy stood: the choices of each row,
+    /// what [`Decoder::prefilled`] said, and, written by `fill`, its cache.
+    ///
+    /// # Errors
+    /// No run with these prompts and limits can have stood there; nothing is changed then.
+    pub fn resume(
+        &mut self,
+        choices: Vec<Vec<Choice>>,
+        prefilled: usize,
+        fill: impl FnOnce(&mut PagedCache),
+    ) -> Result<(), GenerateError> {
+        let vocabulary = self.weights.geometry().real_vocab_size;
+        let mut sequences = self.sequences.clone();
+        if choices.len() != sequences.len() {
+            return Err(GenerateError::Resume { row: choices.len().min(sequences.len()) });
+        }
+        for (row, (sequence, choices)) in sequences.iter_mut().zip(choices).enumerate() {
+            for choice in choices {
+                let known = !choice.top.is_empty() && choice.top.iter().all(|&(id, _)| id < vocabulary);
+                if !known || sequence.stop.is_some() {
+                    return Err(GenerateError::Resume { row });
+                }
+                sequence.choices.push(choice);
+                sequence.stop = sequence.ended(&self.limits);
+            }
+            if sequence.choices.is_empty() != (prefilled < sequence.prompt.len()) {
+                return Err(GenerateError::Resume { row });
+            }
+        }
         self.sequences = sequences;
         self.prefilled = prefilled;
         fill(&mut self.cache);
+        Ok(())
     }
 
     /// Goes on by a chunk of the prompts, or, when all are in the cache, by a token of every row that still runs. False,
@@ -458,8 +487,21 @@ mod tests {
                 assert!(first.advance().unwrap());
             }
             let mut second = decoder(&model, &all, limits(5, 200, &[]));
-            second.resume(first.sequences().to_vec(), first.prefilled(), |cache| *cache = first.cache().clone());
+            let choices = |run: &Decoder<'_, Small>| run.sequences.iter().map(|row| row.choices.clone()).collect();
+            second.resume(choices(&first), first.prefilled(), |cache| *cache = first.cache().clone()).unwrap();
             assert_eq!(finish(second), whole, "left after {left_after}");
+        }
+        let ids = |ids: &[usize]| ids.iter().map(|&id| Choice { top: vec![(id, 1.0)] }).collect::<Vec<_>>();
+        for (row, choices, prefilled) in [
+            (1, vec![ids(&[1])], 256),
+            (0, vec![ids(&[]), ids(&[1])], 256),
+            (1, vec![ids(&[]), ids(&[])], 128),
+            (1, vec![ids(&[1]), ids(&[18])], 256),
+            (0, vec![ids(&[1, 1, 1, 1, 1, 1]), ids(&[1])], 256),
+        ] {
+            let mut run = decoder(&model, &all, limits(5, 200, &[]));
+            assert_eq!(run.resume(choices, prefilled, |_| unreachable!()), Err(GenerateError::Resume { row }));
+            assert_eq!(run.prefilled(), 0);
         }
     }
 

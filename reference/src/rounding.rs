@@ -92,8 +92,9 @@ pub fn to_code(scaled: f32, rule: Rounding) -> i8 {
         Rounding::TiesAway => scaled.round(),
         Rounding::Trunc => scaled.trunc(),
     };
-    // `as` sends NaN to 0; the clamp keeps infinities in range.
-    rounded.clamp(-127.0, 127.0) as i32 as i8
+    let code = if rounded.is_nan() { 0.0 } else { rounded.clamp(-127.0, 127.0) };
+    // Added to 1.5 * 2^23, an integer is the lowest bits of the sum. Unlike a cast, which saturates, that vectorizes.
+    (code + 12_582_912.0).to_bits() as i8
 }
 
 /// Whether `scaled` lies exactly midway between two integers that the clamp does not merge.

@@ -15,9 +15,10 @@ use ndarray::{Array2, ArrayView2, s};
 use rayon::ThreadPoolBuilder;
 use reference::kernels::levels;
 use reference::rounding::to_bf16;
-use reference::stages::{Trace, run_layer};
+use reference::stages::{Context, STAGES, Trace, run_all, run_layer, run_stage};
 use reference::{
-    BATCH, Batch, DType, DownWeight, Freedom, Geometry, LayerInputs, LayerWeights, Policy, Rounding, Tensor, TensorId,
+    BATCH, Batch, DType, DownWeight, Freedom, Geometry, LayerInputs, LayerWeights, Policy, Rounding, Site, Tensor,
+    TensorId,
 };
 use serde_json::Value;
 
@@ -169,10 +170,10 @@ fn no_tensor_depends_on_how_weights_lie() {
     let held = held();
     for policy in policies() {
         let [(_, as_kernels_hold_it), ..] = held.downs();
-        let expected = run_layer(&held.layer(false, as_kernels_hold_it), &policy);
+        let expected = run_all(Context::new(&held.layer(false, as_kernels_hold_it), &policy));
         for out_in in [false, true] {
             for (down, weight) in held.downs() {
-                let found = run_layer(&held.layer(out_in, weight), &policy);
+                let found = run_all(Context::new(&held.layer(out_in, weight), &policy));
                 assert_same(&found, &expected, &format!("[out, in]: {out_in}, down weight {down}"));
             }
         }
@@ -187,11 +188,38 @@ fn no_tensor_depends_on_the_number_of_threads() {
         for layer in [held.layer(false, kernels), held.layer(true, checkpoint)] {
             let on = |threads: usize| {
                 let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| run_layer(&layer, &policy))
+                pool.install(|| run_all(Context::new(&layer, &policy)))
             };
             let expected = on(1);
             for threads in [2, 3, 5] {
                 assert_same(&on(threads), &expected, &format!("{threads} threads"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_that_leaves_replicas_out_is_the_run_of_all_rows() {
+    for padding in [Padding::ReplicateRow0, Padding::Own] {
+        let case = new_case(NewCase { active_batch: 2, seq_lens: vec![33, 140], padding, ..named() }).unwrap();
+        let inputs = Inputs::generate(&case, &InputStore::with_capacity(0)).unwrap();
+        let mut layer = inputs.layer(0).unwrap();
+        // Of the padding rows one is not row 0, by the sign of a zero that its own values had.
+        let mut hidden = layer.hidden_states.to_owned();
+        hidden.slice_mut(s![.., 7]).fill(bf16::ZERO);
+        hidden[(5, 7)] = bf16::NEG_ZERO;
+        layer.hidden_states = hidden.view();
+        for policy in policies().into_iter().chain([Policy::rne().with(Site::Silu, Rounding::None)]) {
+            let mut expected = Trace::new();
+            for stage in STAGES {
+                assert!(run_stage(stage, &Context::new(&layer, &policy), &mut expected));
+            }
+            assert_same(&run_all(Context::new(&layer, &policy)), &expected, "with the values behind casts");
+            let lean = run_layer(&layer, &policy);
+            for id in TensorId::ALL {
+                assert!(bits(lean.get(id).unwrap()) == bits(expected.get(id).unwrap()), "{} differs", id.name());
+                let handed_on = id == TensorId::MlpDownTile && policy.at(Site::Silu) == Rounding::None;
+                assert_eq!(lean.wide(id).is_some(), handed_on, "values behind {}", id.name());
             }
         }
     }

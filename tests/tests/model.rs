@@ -1,11 +1,16 @@
 //! Whole models from checkpoints on disk: a decode step through mapped weights against the same step computed layer
-//! by layer from copies in the kernels' own layout.
+//! by layer from copies in the kernels' own layout; and checkpoints of two compressors, where they are at hand, against
+//! the rules that claim to be theirs.
 
 // Test code from end to end.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use cases::Checkpoint;
-use cases::checkpoint::{Synthesis, synthesize};
+use cases::checkpoint::{CONFIG_FILE, Form, Quantization, Rule, Synthesis, quantize, synthesize};
 use cases::seeded::{self, Rope};
 use half::bf16;
 use ndarray::{Array2, s};
@@ -181,4 +186,98 @@ fn activations_keep_their_size_through_forty_layers() {
     generated.sort_unstable();
     generated.dedup();
     assert!(generated.len() > 12, "{generated:?}");
+}
+
+/// The directory of checkpoints that other tools wrote from one model: `qwen3-tiny-source` in BF16,
+/// `qwen3-tiny-w8a8/{bf16-scale,f32-scale}` by llmcompressor, `qwen3-tiny-w8a8-msmodelslim` by msmodelslim. They are no
+/// part of the repository.
+fn fixtures() -> Option<PathBuf> {
+    let named = std::env::var_os("ASSAY_FIXTURES").filter(|path| !path.is_empty()).map(PathBuf::from);
+    if named.is_none() {
+        println!("skipped: ASSAY_FIXTURES does not name the directory of checkpoints that the compressors wrote");
+    }
+    named
+}
+
+/// Type and bytes of every tensor of the `.safetensors` files in a directory.
+fn stored(dir: &Path) -> BTreeMap<String, (safetensors::Dtype, Vec<u8>)> {
+    let mut tensors = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|kind| kind == "safetensors") {
+            let file = fs::read(&path).unwrap();
+            for (name, view) in safetensors::SafeTensors::deserialize(&file).unwrap().tensors() {
+                tensors.insert(name, (view.dtype(), view.data().to_vec()));
+            }
+        }
+    }
+    tensors
+}
+
+#[test]
+fn the_rules_of_the_compressors_give_their_bytes() {
+    let Some(fixtures) = fixtures() else { return };
+    let out = tempfile::tempdir().unwrap();
+    for (rule, theirs, form) in [
+        (Rule::LlmCompressor, "qwen3-tiny-w8a8/bf16-scale", Form::HuggingFace),
+        (Rule::LlmCompressorFloat32, "qwen3-tiny-w8a8/f32-scale", Form::HuggingFace),
+        (Rule::MsModelSlim, "qwen3-tiny-w8a8-msmodelslim", Form::Ascend),
+    ] {
+        let (dir, theirs) = (out.path().join(rule.name()), fixtures.join(theirs));
+        let how = Quantization { rule, replace: false };
+        quantize(&fixtures.join("qwen3-tiny-source"), &dir, &how, &mut |_, _| ()).unwrap();
+        let (ours, expected) = (stored(&dir), stored(&theirs));
+        let quantized = |name: &&String| name.ends_with("_proj.weight") || name.ends_with("_proj.weight_scale");
+        let names: Vec<&String> = expected.keys().filter(quantized).collect();
+        assert_eq!(names.len(), 3 * 7 * 2);
+        for name in names {
+            assert!(ours[name] == expected[name], "{rule:?}: {name}");
+        }
+        // And everything else: the same model, whatever its form.
+        let [ours, expected] = [&dir, &theirs].map(|dir| Checkpoint::open(dir).unwrap());
+        assert_eq!((ours.form(), expected.form()), (Form::HuggingFace, form));
+        assert_eq!(ours.fingerprint(&|_, _| ()), expected.fingerprint(&|_, _| ()), "{rule:?}");
+        assert_eq!(ours.stop_sources(), expected.stop_sources());
+        assert!(ours.lowest_codes() > 0, "data that tells the clamps apart");
+    }
+}
+
+#[test]
+fn the_default_rule_is_none_of_the_compressors() {
+    let Some(fixtures) = fixtures() else { return };
+    let out = tempfile::tempdir().unwrap();
+    let made = Rule::ALL.map(|rule| {
+        let dir = out.path().join(rule.name());
+        let how = Quantization { rule, replace: false };
+        quantize(&fixtures.join("qwen3-tiny-source"), &dir, &how, &mut |_, _| ()).unwrap();
+        Checkpoint::open(&dir).unwrap()
+    });
+    assert_eq!(made[0].lowest_codes(), 0);
+    let codes = |checkpoint: &Checkpoint| -> Vec<i8> {
+        (0..3).flat_map(|layer| checkpoint.layer(layer).unwrap().w_up.iter().copied().collect::<Vec<_>>()).collect()
+    };
+    let ours = codes(&made[0]);
+    for other in &made[1..] {
+        let other = codes(other);
+        assert!(ours != other && ours.iter().zip(other).all(|(a, b)| a.abs_diff(b) <= 1));
+    }
+}
+
+#[test]
+fn both_writers_of_a_configuration_are_understood() {
+    let Some(fixtures) = fixtures() else { return };
+    let from = fixtures.join("qwen3-tiny-w8a8/bf16-scale");
+    let older = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(&from).unwrap() {
+        let name = entry.unwrap().file_name();
+        let into = match name.to_str().unwrap() {
+            CONFIG_FILE => continue,
+            "config.llmcompressor-0.5.1_transformers-4.51.3.json" => CONFIG_FILE,
+            other => other,
+        };
+        fs::copy(from.join(&name), older.path().join(into)).unwrap();
+    }
+    let [newer, older] = [&from, older.path()].map(|dir| Checkpoint::open(dir).unwrap());
+    assert_eq!((newer.geometry(), newer.rope_theta()), (older.geometry(), older.rope_theta()));
+    assert_eq!(newer.fingerprint(&|_, _| ()), older.fingerprint(&|_, _| ()));
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::commands::{bench, case, doctor, gate, model};
+use crate::commands::{bench, case, doctor, gate, model, tokens};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -36,6 +36,7 @@ impl Cli {
             Command::Gate(gate) => gate.run(),
             Command::Case(case) => case.run(),
             Command::Model(model) => model.run(),
+            Command::Tokens(tokens) => tokens.run(),
             Command::Doctor => doctor::run(),
             Command::Bench(bench) => bench.run(),
         }
@@ -55,9 +56,12 @@ enum Command {
     /// List, show and make cases
     #[command(subcommand)]
     Case(case::Command),
-    /// Show checkpoints, and make synthetic ones
+    /// Show checkpoints, quantize them, and make synthetic ones
     #[command(subcommand)]
     Model(model::Command),
+    /// Generate token sequences from a checkpoint, and judge a device's against them
+    #[command(subcommand)]
+    Tokens(tokens::Command),
     /// Show what this program found on this machine
     Doctor,
     /// Measure the reference's speed against this machine's own limits

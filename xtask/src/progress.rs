@@ -6,7 +6,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::report::text::plain;
 
-/// A bar over the cases of a run, with the step at work beside it, or over the bytes of a file.
+/// A bar over the cases of a run, with the step at work beside it, or over the bytes of a file
+/// or the tokens of a run.
 pub struct Bar(ProgressBar);
 
 impl Bar {
@@ -30,9 +31,19 @@ impl Bar {
         Self(bar)
     }
 
-    /// So many bytes are done.
-    pub fn reached(&self, bytes: u64) {
-        self.0.set_position(bytes);
+    /// A bar over this many tokens of a run.
+    pub fn of_tokens(tokens: usize) -> Self {
+        let bar = ProgressBar::new(tokens as u64);
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} tokens {bar:40} {elapsed}, {eta} left") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self(bar)
+    }
+
+    /// So many bytes or tokens are done.
+    pub fn reached(&self, done: u64) {
+        self.0.set_position(done);
     }
 
     /// A case is done.

@@ -41,9 +41,21 @@ pub enum Refusal {
     /// A step of a model cannot be computed.
     #[error(transparent)]
     Model(#[from] reference::model::ModelError),
+    /// A run of a model cannot begin or go on.
+    #[error(transparent)]
+    Generate(#[from] reference::generate::GenerateError),
+    /// The file of an unfinished run is wrong.
+    #[error(transparent)]
+    RunState(#[from] goldens::run_state::RunStateError),
+    /// Text and token ids cannot be turned into one another.
+    #[error(transparent)]
+    Tokenizer(#[from] cases::TokenizerError),
     /// A synthetic checkpoint cannot be written.
     #[error(transparent)]
     Synthesis(#[from] cases::checkpoint::SynthesisError),
+    /// A checkpoint cannot be quantized.
+    #[error(transparent)]
+    Quantize(#[from] cases::checkpoint::QuantizeError),
     /// An output cannot be written.
     #[error("{}: cannot be written: {error}", path.display())]
     Write {

@@ -1,5 +1,5 @@
 //! `config.json` and `generation_config.json`: geometry, rotary base, stop ids, and the quantization scheme, which has
-//! to be the one that the contract computes. A key that changes what the model computes, and that the contract does
+//! to be the one that the contract computes, or none where another file declares it. A key that changes what the model computes, and that the contract does
 //! not know, is refused; one that does not is skipped.
 
 use std::collections::BTreeSet;
@@ -8,10 +8,11 @@ use std::path::Path;
 
 use reference::Geometry;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
+use super::ascend::DESCRIPTION_FILE;
 use super::error::{CheckpointError, CheckpointFault, cut};
-use super::layout::PROJECTIONS;
+use super::layout::{Form, PROJECTIONS};
 use super::{CONFIG_FILE, GENERATION_FILE, json};
 
 /// What the configuration files say, as far as it is needed.
@@ -25,8 +26,19 @@ pub struct Config {
     pub max_positions: Option<usize>,
     /// Whether the head is the embedding.
     pub tied: bool,
-    /// Ids that end a generation: those of `config.json`, then those of `generation_config.json`.
+    /// Ids that end a generation: those of `config.json`, then those of `generation_config.json`, each once.
     pub stop_ids: Vec<usize>,
+    /// Where each of them comes from.
+    pub stop_sources: Vec<StopId>,
+}
+
+/// An id that ends a generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StopId {
+    /// The id.
+    pub id: usize,
+    /// The files that list it: `config.json`, `generation_config.json` or both, in this order.
+    pub files: Vec<&'static str>,
 }
 
 #[derive(Deserialize)]
@@ -55,7 +67,9 @@ struct ConfigJson {
     use_sliding_window: bool,
     layer_types: Option<Vec<String>>,
     eos_token_id: Option<Value>,
-    quantization_config: Option<Quantization>,
+    quantization_config: Option<Value>,
+    /// What some Ascend checkpoints say of themselves.
+    quantize: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -147,23 +161,34 @@ impl Scheme {
 }
 
 impl Config {
-    /// Reads the configuration of the checkpoint in `dir`.
-    pub fn read(dir: &Path) -> Result<Self, CheckpointError> {
+    /// Reads the configuration of the checkpoint in `dir`, which has to declare this form.
+    pub fn read(dir: &Path, form: Form) -> Result<Self, CheckpointError> {
         let path = dir.join(CONFIG_FILE);
         let missing = || CheckpointError::new(&path, CheckpointFault::NoConfig);
         let config: ConfigJson = json::read(&path)?.ok_or_else(missing)?;
         let checked = |config: ConfigJson| {
-            config.check()?;
+            config.check(form)?;
             config.into_config()
         };
         let mut config = checked(config).map_err(|fault| CheckpointError::new(&path, fault))?;
         let path = dir.join(GENERATION_FILE);
-        if let Some(generation) = json::read::<GenerationJson>(&path)? {
-            let more = ids(generation.eos_token_id.as_ref()).map_err(|fault| CheckpointError::new(&path, fault))?;
-            config.stop_ids.extend(more);
-        }
+        let more = match json::read::<GenerationJson>(&path)? {
+            Some(generation) => {
+                ids(generation.eos_token_id.as_ref()).map_err(|fault| CheckpointError::new(&path, fault))?
+            }
+            None => Vec::new(),
+        };
+        let first: BTreeSet<usize> = config.stop_ids.iter().copied().collect();
+        let second: BTreeSet<usize> = more.iter().copied().collect();
         let mut seen = BTreeSet::new();
+        config.stop_ids.extend(more);
         config.stop_ids.retain(|id| seen.insert(*id));
+        let source = |&id: &usize| {
+            let listed = [(CONFIG_FILE, &first), (GENERATION_FILE, &second)];
+            let files = listed.into_iter().filter(|(_, ids)| ids.contains(&id)).map(|(file, _)| file).collect();
+            StopId { id, files }
+        };
+        config.stop_sources = config.stop_ids.iter().map(source).collect();
         Ok(config)
     }
 }
@@ -174,7 +199,7 @@ fn fault(key: &str, found: &dyn Debug, expected: impl Into<String>) -> Checkpoin
 }
 
 /// The same, with the value as the file writes it.
-fn holds(key: &str, found: &dyn Display, expected: impl Into<String>) -> CheckpointFault {
+pub(super) fn holds(key: &str, found: &dyn Display, expected: impl Into<String>) -> CheckpointFault {
     let found = format!("is {}", cut(&found.to_string(), SHOWN));
     CheckpointFault::Config { key: cut(key, SHOWN), found, expected: expected.into() }
 }
@@ -183,7 +208,7 @@ fn holds(key: &str, found: &dyn Display, expected: impl Into<String>) -> Checkpo
 const SHOWN: usize = 200;
 
 /// Refuses a key that does not hold what it must.
-fn demand<T: Debug + PartialEq>(key: &str, found: &T, expected: &T) -> Result<(), CheckpointFault> {
+pub(super) fn demand<T: Debug + PartialEq>(key: &str, found: &T, expected: &T) -> Result<(), CheckpointFault> {
     if found == expected { Ok(()) } else { Err(fault(key, found, format!("{expected:?}"))) }
 }
 
@@ -198,7 +223,7 @@ fn demand_empty(key: &str, value: Option<&Value>) -> Result<(), CheckpointFault>
 
 impl ConfigJson {
     /// Refuses what the contract does not compute.
-    fn check(&self) -> Result<(), CheckpointFault> {
+    fn check(&self, form: Form) -> Result<(), CheckpointFault> {
         demand("model_type", &self.model_type, &"qwen3".to_owned())?;
         if let Some(names) = &self.architectures {
             demand("architectures", names, &vec!["Qwen3ForCausalLM".to_owned()])?;
@@ -217,13 +242,44 @@ impl ConfigJson {
         if let Some(part) = self.partial_rotary_factor.filter(|part| *part != 1.0) {
             return Err(holds("partial_rotary_factor", &part, WHOLE));
         }
-        let scheme = self.quantization_config.as_ref();
-        let none = || CheckpointFault::Config {
-            key: "quantization_config".to_owned(),
-            found: "is missing".to_owned(),
-            expected: "a W8A8 checkpoint, whose projections are INT8".to_owned(),
+        self.check_form(form)
+    }
+
+    /// Refuses a quantization other than the form's.
+    fn check_form(&self, form: Form) -> Result<(), CheckpointFault> {
+        let set = |value: &'_ Option<Value>| value.clone().filter(|value| !value.is_null());
+        let (scheme, word) = (set(&self.quantization_config), set(&self.quantize));
+        let wrong = |key: &str, found: &str, expected: String| {
+            Err(CheckpointFault::Config { key: key.to_owned(), found: found.to_owned(), expected })
         };
-        scheme.ok_or_else(none)?.check(self.num_hidden_layers)
+        match (form, scheme, word) {
+            (Form::HuggingFace, Some(scheme), None) => {
+                Quantization::deserialize(&scheme)?.check(self.num_hidden_layers)
+            }
+            (Form::HuggingFace, None, _) => wrong(
+                "quantization_config",
+                "is missing",
+                format!(
+                    "a W8A8 checkpoint, whose projections are INT8: this key, or {DESCRIPTION_FILE} beside the file; \
+                     `assay model quantize` makes one of a BF16 checkpoint"
+                ),
+            ),
+            (Form::Ascend, None, None) | (Form::Unquantized, None, None) => Ok(()),
+            (Form::Ascend, None, Some(word)) => demand("quantize", &word, &"w8a8_dynamic".into()),
+            (Form::Ascend, Some(_), _) => wrong(
+                "quantization_config",
+                "is there",
+                format!("none beside {DESCRIPTION_FILE}, because which of the two is meant cannot be told; remove one"),
+            ),
+            (Form::Unquantized, Some(_), _) => wrong(
+                "quantization_config",
+                "is there",
+                "none: what is quantized is a checkpoint in BF16, and this one is quantized already".to_owned(),
+            ),
+            (Form::HuggingFace | Form::Unquantized, _, Some(word)) => {
+                Err(holds("quantize", &word, format!("none without {DESCRIPTION_FILE}")))
+            }
+        }
     }
 
     fn into_config(self) -> Result<Config, CheckpointFault> {
@@ -262,8 +318,36 @@ impl ConfigJson {
             max_positions: self.max_position_embeddings,
             tied: self.tie_word_embeddings,
             stop_ids: ids(self.eos_token_id.as_ref())?,
+            stop_sources: Vec::new(),
         })
     }
+}
+
+/// The scheme that [`Quantization::check`] accepts, with every key that compressed-tensors writes.
+pub fn quantization_config() -> Value {
+    let scheme = |strategy: &str, dynamic: bool, observer: Option<&str>| {
+        json!({
+            "actorder": null, "block_structure": null, "dynamic": dynamic, "group_size": null, "num_bits": 8,
+            "observer": observer, "observer_kwargs": {}, "strategy": strategy, "symmetric": true, "type": "int",
+        })
+    };
+    json!({
+        "config_groups": {
+            "group_0": {
+                "format": "int-quantized",
+                "input_activations": scheme("token", true, None),
+                "output_activations": null,
+                "targets": ["Linear"],
+                "weights": scheme("channel", false, Some("minmax")),
+            },
+        },
+        "format": "int-quantized",
+        "global_compression_ratio": null,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": null,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    })
 }
 
 impl Quantization {

@@ -61,18 +61,12 @@ pub enum CheckpointFault {
     Config { key: String, found: String, expected: String },
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    #[error(
-        "holds neither `{index}` nor `{single}`; a checkpoint has one of the two",
-        index = super::INDEX_FILE,
-        single = super::SINGLE_FILE
-    )]
-    NoWeights,
-    #[error(
-        "holds both `{index}` and `{single}`, and which is meant cannot be told; remove one",
-        index = super::INDEX_FILE,
-        single = super::SINGLE_FILE
-    )]
-    TwoKinds,
+    #[error("holds neither `{index}` nor `{single}`; a checkpoint has one of the two")]
+    NoWeights { index: &'static str, single: &'static str },
+    #[error("holds both `{index}` and `{single}`, and which is meant cannot be told; remove one")]
+    TwoKinds { index: &'static str, single: &'static str },
+    #[error("has no word for tensor `{tensor}`, which the shards hold")]
+    Undescribed { tensor: String },
     #[error("weight_map: tensor `{tensor}` lies in `{shard}`, which is no name of a file beside the index")]
     ShardName { tensor: String, shard: String },
     #[error("weight_map is empty")]
@@ -95,13 +89,18 @@ pub enum CheckpointFault {
     )]
     MissingScale { tensor: String, weight: String, searched: String },
     #[error(
-        "tensor `{tensor}` is a scale, but `{weight}` has type {found} and no codes to scale; config.json declares it INT8"
+        "tensor `{tensor}` is in no shard, and config.json does not tie the head to the embedding; set \
+         tie_word_embeddings to true if the embedding is the head, or add the shard that holds it; searched {searched}"
     )]
-    NeedlessScale { tensor: String, weight: String, found: String },
+    MissingHead { tensor: String, searched: String },
+    #[error(
+        "tensor `{tensor}` is a scale, but `{weight}` has type {found} and no codes to scale; {by}; searched {searched}"
+    )]
+    NeedlessScale { tensor: String, weight: String, found: String, by: String, searched: String },
     #[error("tensor `{tensor}` is not part of this model: {why}")]
     Unexpected { tensor: String, why: String },
     #[error("tensor `{tensor}` has type {found}; {expected}")]
-    DType { tensor: String, found: String, expected: &'static str },
+    DType { tensor: String, found: String, expected: String },
     #[error("tensor `{tensor}` has shape {found:?}; config.json makes it {expected:?}")]
     Shape { tensor: String, found: Vec<usize>, expected: Vec<usize> },
     #[error("tensor `{tensor}`: element {index} is {value}; {rule}")]

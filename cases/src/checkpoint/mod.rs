@@ -1,37 +1,53 @@
-//! Checkpoints: the weights of a whole model in a Hugging Face W8A8 directory (`docs/checkpoints.md`).
+//! Checkpoints: the weights of a whole model in a W8A8 directory, of Hugging Face's layout or of the Ascend
+//! compressor's (`docs/checkpoints.md`).
 //!
 //! A [`Checkpoint`] is opened whole or refused with the file, tensor or key at fault. Its shards are mapped, INT8 codes
 //! and BF16 matrices are used where they lie, and only norms and scales are copied, so that a model runs layer by layer
-//! in little more memory than the system's file cache. [`synthesize`](synthesize()) writes a seeded one.
+//! in little more memory than the system's file cache. [`synthesize`](synthesize()) writes a seeded one,
+//! [`quantize`](quantize()) makes one of a BF16 checkpoint, and a [`Fingerprint`] says which model one is.
 
+mod ascend;
 mod config;
 mod error;
+mod fingerprint;
 mod json;
 mod layout;
+mod matrix;
+mod quantize;
+mod rule;
 mod shards;
+mod staging;
 mod synthesize;
+mod tensors;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::bf16;
-use ndarray::{Array1, Array2, ArrayView1, ArrayView2};
+use ndarray::{Array1, ArrayView1, ArrayView2};
 use rayon::prelude::*;
 use reference::model::Weights;
-use reference::rounding::to_bf16;
-use reference::{DownWeight, Geometry, LayerWeights, Rounding};
+use reference::{DownWeight, Geometry, LayerWeights};
 use safetensors::Dtype;
 
+use ascend::Description;
+pub use ascend::{DESCRIPTION_FILE, INDEX_FILE as ASCEND_INDEX_FILE, SINGLE_FILE as ASCEND_SINGLE_FILE};
 use config::Config;
+pub use config::StopId;
 pub use error::{CheckpointError, CheckpointFault};
-use layout::{EMBEDDING, Expected, FINAL_NORM, HEAD, NORMS, PROJECTIONS, Part};
+pub use fingerprint::{Fingerprint, Named, fingerprint};
+pub use layout::Form;
+use layout::{EMBEDDING, FINAL_NORM, HEAD, NORMS, PROJECTIONS};
+use matrix::Matrix;
+pub use quantize::{Quantization, QuantizeError, quantize};
+pub use rule::Rule;
 pub use shards::Shard;
 use shards::{Place, Shards};
+pub use staging::WriteError;
 pub use synthesize::{Synthesis, SynthesisError, synthesize};
+use tensors::{finite, offset_value, place, scale_value, vector};
 
 /// The model's configuration.
 pub const CONFIG_FILE: &str = "config.json";
@@ -46,6 +62,7 @@ pub const SINGLE_FILE: &str = "model.safetensors";
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
+    form: Form,
     config: Config,
     shards: Shards,
     layers: Vec<Layer>,
@@ -53,7 +70,34 @@ pub struct Checkpoint {
     embedding: Matrix,
     /// `None` where the head is the embedding.
     head: Option<Matrix>,
+    head_source: HeadSource,
     remarks: Vec<String>,
+}
+
+/// Where the LM head comes from, by the tie flag and by what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadSource {
+    /// A tensor of its own; `tie_word_embeddings` is false.
+    Own,
+    /// The embedding; there is no other.
+    Tied,
+    /// The embedding, though `lm_head.weight` is there and repeats it.
+    TiedRepeated,
+    /// The embedding, though `lm_head.weight` is there and differs from it: the tensor is not used.
+    TiedOverridden,
+}
+
+/// A group of tensors that are stored as one type and used as another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversion {
+    /// Which tensors.
+    pub tensors: &'static str,
+    /// Type in the files.
+    pub from: String,
+    /// Type that is computed with.
+    pub to: String,
+    /// How one becomes the other.
+    pub how: &'static str,
 }
 
 /// What a checkpoint is made of, once every tensor has been checked.
@@ -74,13 +118,6 @@ struct Layer {
     codes: [Place; PROJECTIONS.len()],
     /// Whether the system was asked to begin reading the codes.
     asked: AtomicBool,
-}
-
-/// Embedding or head. BF16 is used where it lies; FP32, or BF16 at an odd address, is copied when first used.
-#[derive(Debug)]
-struct Matrix {
-    place: Place,
-    copy: OnceLock<Array2<bf16>>,
 }
 
 /// A tensor as the files hold it.
@@ -108,29 +145,39 @@ impl Checkpoint {
         if !metadata.is_dir() {
             return Err(CheckpointError::new(dir, CheckpointFault::NotADirectory));
         }
-        let config = Config::read(dir)?;
-        let shards = Shards::open(dir)?;
-        let parts = Parts::of(&config, &shards).map_err(|fault| {
-            let shard = fault.tensor().and_then(|tensor| shards.path_of(tensor));
-            CheckpointError::new(shard.unwrap_or(dir), fault)
-        })?;
+        let form = if Description::is_in(dir) { Form::Ascend } else { Form::HuggingFace };
+        let config = Config::read(dir, form)?;
+        let description = if form == Form::Ascend { Some(Description::read(dir)?) } else { None };
+        let shards = Shards::open(dir, form)?;
+        let parts = Parts::of(&config, &shards, form).map_err(|fault| shards.at_fault(dir, fault))?;
+        if let Some(description) = description {
+            description.check_covers(&shards)?;
+        }
         let Parts { layers, final_norm, embedding, head, spare_head } = parts;
+        let head_source = match spare_head {
+            None if config.tied => HeadSource::Tied,
+            None => HeadSource::Own,
+            Some(head) if repeats(&shards, &head, &embedding) => HeadSource::TiedRepeated,
+            Some(_) => HeadSource::TiedOverridden,
+        };
         let (dir, remarks) = (dir.to_path_buf(), Vec::new());
-        let mut checkpoint = Self { dir, config, shards, layers, final_norm, embedding, head, remarks };
-        checkpoint.remarks = checkpoint.remark(spare_head);
+        let mut checkpoint =
+            Self { dir, form, config, shards, layers, final_norm, embedding, head, head_source, remarks };
+        checkpoint.remarks = checkpoint.remark();
         Ok(checkpoint)
     }
 
     /// What is odd and yet does not keep the model from being computed.
-    fn remark(&self, spare_head: Option<Place>) -> Vec<String> {
+    fn remark(&self) -> Vec<String> {
         let mut remarks = Vec::new();
-        if let Some(head) = spare_head {
-            let same = self.shards.bytes(&head) == self.shards.bytes(&self.embedding.place);
-            remarks.push(if same {
-                format!("tie_word_embeddings is true, and `{HEAD}` repeats `{EMBEDDING}`")
-            } else {
-                format!("tie_word_embeddings is true, but `{HEAD}` differs from `{EMBEDDING}`; the embedding is used")
-            });
+        match self.head_source {
+            HeadSource::Own | HeadSource::Tied => {}
+            HeadSource::TiedRepeated => {
+                remarks.push(format!("tie_word_embeddings is true, and `{HEAD}` repeats `{EMBEDDING}`"));
+            }
+            HeadSource::TiedOverridden => remarks.push(format!(
+                "tie_word_embeddings is true, but `{HEAD}` differs from `{EMBEDDING}`; the embedding is used"
+            )),
         }
         let total: usize = self.shards.tensors.values().map(|place| place.range.len()).sum();
         if let Some(stated) = self.shards.stated_size.filter(|&stated| stated != total as u64) {
@@ -152,6 +199,10 @@ impl Checkpoint {
         let vocabulary = self.config.geometry.real_vocab_size;
         for id in self.config.stop_ids.iter().filter(|id| **id >= vocabulary) {
             remarks.push(format!("stop id {id} is outside the vocabulary of {vocabulary} and can never be chosen"));
+        }
+        if self.config.stop_ids.is_empty() {
+            let files = format!("neither {CONFIG_FILE} nor {GENERATION_FILE}");
+            remarks.push(format!("{files} lists a stop id: a generation ends at its limit of tokens alone"));
         }
         let rules = self.config.geometry.tiling_violations();
         remarks
@@ -194,16 +245,89 @@ impl Checkpoint {
         self.config.max_positions
     }
 
-    /// Ids that end a generation, of `config.json` and of `generation_config.json`.
+    /// How the directory names and declares its tensors.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Ids that end a generation: those of `config.json`, then those of `generation_config.json`, each once.
     #[must_use]
     pub fn stop_ids(&self) -> &[usize] {
         &self.config.stop_ids
+    }
+
+    /// The same ids in the same order, with the files that list them.
+    #[must_use]
+    pub fn stop_sources(&self) -> &[StopId] {
+        &self.config.stop_sources
     }
 
     /// Whether the head is the embedding.
     #[must_use]
     pub fn tied(&self) -> bool {
         self.head.is_none()
+    }
+
+    /// Where the head comes from, by the tie flag and by what is there.
+    #[must_use]
+    pub fn head_source(&self) -> HeadSource {
+        self.head_source
+    }
+
+    /// Tensors that are stored as one type and used as another, each group once.
+    #[must_use]
+    pub fn conversions(&self) -> Vec<Conversion> {
+        const ROUNDED: &str = "rounded, ties to even";
+        const WIDENED: &str = "widened, exact";
+        let mut found: Vec<Conversion> = Vec::new();
+        for (name, place) in &self.shards.tensors {
+            let (tensors, to, how) = match (name.rsplit('.').nth(1), place.dtype) {
+                (Some("embed_tokens"), Dtype::F32) => ("embedding", Dtype::BF16, ROUNDED),
+                (Some("lm_head"), Dtype::F32) if self.head.is_some() => ("head", Dtype::BF16, ROUNDED),
+                (Some("lm_head" | "embed_tokens"), _) => continue,
+                (Some("down_proj"), Dtype::I8) => {
+                    ("down projections", Dtype::BF16, "times scale, rounded, ties to even")
+                }
+                (_, Dtype::BF16) if name.ends_with("_scale") => ("scales", Dtype::F32, WIDENED),
+                (_, Dtype::BF16) => ("norms", Dtype::F32, WIDENED),
+                _ => continue,
+            };
+            let conversion = Conversion { tensors, from: place.dtype.to_string(), to: to.to_string(), how };
+            if !found.contains(&conversion) {
+                found.push(conversion);
+            }
+        }
+        found
+    }
+
+    /// Which model this is: the same for the same numbers, whatever the form, the shards and the types that hold them
+    /// (`docs/checkpoints.md`, Fingerprint). Reads every weight once, on all threads; `progress` is told the bytes read
+    /// so far and those of all tensors.
+    #[must_use]
+    pub fn fingerprint(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Fingerprint {
+        fn floats(name: String, values: &Array1<f32>, shape: Vec<usize>) -> Named<'_> {
+            // An array that was collected lies in one piece.
+            let bytes = bytemuck::cast_slice(values.as_slice().unwrap_or_default());
+            Named { name, dtype: Dtype::F32, shape, bytes }
+        }
+        let mut tensors = vec![floats(FINAL_NORM.to_owned(), &self.final_norm, vec![self.final_norm.len()])];
+        for (name, view) in [(EMBEDDING, self.embed_tokens()), (HEAD, self.lm_head())] {
+            let shape = view.shape().to_vec();
+            let bytes = bytemuck::cast_slice(view.to_slice().unwrap_or_default());
+            tensors.push(Named { name: name.to_owned(), dtype: Dtype::BF16, shape, bytes });
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            for (module, norm) in NORMS.iter().zip(&layer.norms) {
+                tensors.push(floats(layout::name(index, module, "weight"), norm, vec![norm.len()]));
+            }
+            for ((module, scale), codes) in PROJECTIONS.iter().zip(&layer.scales).zip(&layer.codes) {
+                tensors.push(floats(layout::name(index, module, "weight_scale"), scale, vec![scale.len(), 1]));
+                let (dtype, shape, bytes) = (codes.dtype, codes.shape.clone(), self.shards.bytes(codes));
+                tensors.push(Named { name: layout::name(index, module, "weight"), dtype, shape, bytes });
+            }
+        }
+        fingerprint(self.geometry(), self.rope_theta(), tensors, progress)
     }
 
     /// The files of weights.
@@ -319,22 +443,12 @@ impl Weights for Checkpoint {
 }
 
 impl Parts {
-    fn of(config: &Config, shards: &Shards) -> Result<Self, CheckpointFault> {
+    fn of(config: &Config, shards: &Shards, form: Form) -> Result<Self, CheckpointFault> {
         let (geometry, tied) = (&config.geometry, config.tied);
+        let spare_head = tensors::check_all(shards, geometry, tied, form)?;
         let layers = 0..geometry.num_hidden_layers;
-        let mut known = BTreeSet::new();
-        let of_layers = layers.clone().flat_map(|layer| layout::of_layer(geometry, layer));
-        for expected in layout::outside(geometry, tied).into_iter().chain(of_layers) {
-            check(shards, &expected)?;
-            known.insert(expected.name);
-        }
-        let spare_head = shards.tensors.get(HEAD).filter(|_| tied).cloned();
-        known.extend(spare_head.iter().map(|_| HEAD.to_owned()));
-        if let Some(name) = shards.tensors.keys().find(|name| !known.contains(*name)) {
-            return Err(unexpected(name, shards, geometry));
-        }
         Ok(Self {
-            layers: layers.map(|layer| Layer::read(shards, layer)).collect::<Result<_, _>>()?,
+            layers: layers.map(|layer| Layer::read(shards, layer, form)).collect::<Result<_, _>>()?,
             final_norm: vector(shards, FINAL_NORM, finite)?,
             embedding: Matrix::at(place(shards, EMBEDDING)?),
             head: if tied { None } else { Some(Matrix::at(place(shards, HEAD)?)) },
@@ -343,8 +457,23 @@ impl Parts {
     }
 }
 
+/// Whether two matrices hold the same numbers, as they are used.
+fn repeats(shards: &Shards, head: &Place, embedding: &Matrix) -> bool {
+    if head.dtype == embedding.place.dtype {
+        return shards.bytes(head) == shards.bytes(&embedding.place);
+    }
+    let head = Matrix::at(head.clone());
+    let bits = |bytes: ArrayView2<'_, bf16>| bytes.map(|value| value.to_bits());
+    bits(head.view(shards)) == bits(embedding.view(shards))
+}
+
 impl Layer {
-    fn read(shards: &Shards, layer: usize) -> Result<Self, CheckpointFault> {
+    fn read(shards: &Shards, layer: usize, form: Form) -> Result<Self, CheckpointFault> {
+        if form == Form::Ascend {
+            for module in PROJECTIONS {
+                vector(shards, &layout::name(layer, module, "weight_offset"), offset_value)?;
+            }
+        }
         let scale = |module| vector(shards, &layout::name(layer, module, "weight_scale"), scale_value);
         let codes = |module| place(shards, &layout::name(layer, module, "weight"));
         Ok(Self {
@@ -363,149 +492,5 @@ fn each<T, const N: usize>(
 ) -> Result<[T; N], CheckpointFault> {
     let made: Vec<T> = names.into_iter().map(&make).collect::<Result<_, _>>()?;
     // One for each name, so that it always fits.
-    made.try_into().map_err(|_| CheckpointFault::NoWeights)
-}
-
-impl Matrix {
-    fn at(place: Place) -> Self {
-        Self { place, copy: OnceLock::new() }
-    }
-
-    fn shape(&self) -> (usize, usize) {
-        match self.place.shape[..] {
-            [rows, columns] => (rows, columns),
-            _ => (0, 0),
-        }
-    }
-
-    /// The matrix where it lies; `None` where it has to be copied.
-    fn in_place<'a>(&self, shards: &'a Shards) -> Option<ArrayView2<'a, bf16>> {
-        let bytes = if self.place.dtype == Dtype::BF16 { shards.bytes(&self.place) } else { return None };
-        ArrayView2::from_shape(self.shape(), bytemuck::try_cast_slice(bytes).ok()?).ok()
-    }
-
-    fn view<'a>(&'a self, shards: &'a Shards) -> ArrayView2<'a, bf16> {
-        self.in_place(shards).unwrap_or_else(|| self.copy.get_or_init(|| self.narrowed(shards)).view())
-    }
-
-    fn narrowed(&self, shards: &Shards) -> Array2<bf16> {
-        const CHUNK: usize = 1 << 16;
-        let bytes = shards.bytes(&self.place);
-        let mut values = vec![bf16::ZERO; self.place.shape.iter().product()];
-        let size = bytes.len() / values.len().max(1);
-        values.par_chunks_mut(CHUNK).zip(bytes.par_chunks(CHUNK * size)).for_each(|(values, bytes)| match size {
-            4 => {
-                for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = to_bf16(f32::from_le_bytes(*bytes), Rounding::Rne);
-                }
-            }
-            _ => {
-                for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
-                    *value = bf16::from_le_bytes(*bytes);
-                }
-            }
-        });
-        Array2::from_shape_vec(self.shape(), values).unwrap_or_default()
-    }
-}
-
-/// Where a tensor lies that [`check`] has seen.
-fn place(shards: &Shards, name: &str) -> Result<Place, CheckpointFault> {
-    let missing = || CheckpointFault::Missing { tensor: name.to_owned(), searched: shards.searched() };
-    shards.tensors.get(name).cloned().ok_or_else(missing)
-}
-
-/// Checks presence, type and shape of a tensor.
-fn check(shards: &Shards, expected: &Expected) -> Result<(), CheckpointFault> {
-    let name = &expected.name;
-    let weight = || name.trim_end_matches("_scale").to_owned();
-    let Some(found) = shards.tensors.get(name) else {
-        let (tensor, searched) = (name.clone(), shards.searched());
-        return Err(match expected.part {
-            Part::Scale => match shards.tensors.get(&weight()) {
-                // It has no scale because it has no codes.
-                Some(found) if found.dtype != Dtype::I8 => wrong_type(&weight(), found, Part::Codes),
-                Some(_) => CheckpointFault::MissingScale { tensor, weight: weight(), searched },
-                None => CheckpointFault::Missing { tensor: weight(), searched },
-            },
-            _ => CheckpointFault::Missing { tensor, searched },
-        });
-    };
-    // A scale beside a weight that has no codes is named before anything else is said of the weight.
-    if expected.part == Part::Scale
-        && let Some(weight_found) = shards.tensors.get(&weight()).filter(|weight| weight.dtype != Dtype::I8)
-    {
-        let found = weight_found.dtype.to_string();
-        return Err(CheckpointFault::NeedlessScale { tensor: name.clone(), weight: weight(), found });
-    }
-    let fits = match expected.part {
-        Part::Codes => found.dtype == Dtype::I8,
-        Part::Scale | Part::Norm | Part::Matrix => matches!(found.dtype, Dtype::BF16 | Dtype::F32),
-    };
-    if !fits {
-        return Err(wrong_type(name, found, expected.part));
-    }
-    if found.shape != expected.shape {
-        let (found, expected) = (found.shape.clone(), expected.shape.clone());
-        return Err(CheckpointFault::Shape { tensor: name.clone(), found, expected });
-    }
-    Ok(())
-}
-
-fn wrong_type(name: &str, found: &Place, part: Part) -> CheckpointFault {
-    let expected = match part {
-        Part::Codes => "config.json declares it INT8 (I8)",
-        Part::Scale => "a scale is BF16 or F32",
-        Part::Norm => "a norm is BF16 or F32",
-        Part::Matrix => "embedding and head are BF16 or F32",
-    };
-    CheckpointFault::DType { tensor: name.to_owned(), found: found.dtype.to_string(), expected }
-}
-
-/// Why a tensor is left over.
-fn unexpected(name: &str, shards: &Shards, geometry: &Geometry) -> CheckpointFault {
-    if let Some(weight) = name.strip_suffix("_scale")
-        && let Some(found) = shards.tensors.get(weight).filter(|found| found.dtype != Dtype::I8)
-    {
-        let (tensor, weight, found) = (name.to_owned(), weight.to_owned(), found.dtype.to_string());
-        return CheckpointFault::NeedlessScale { tensor, weight, found };
-    }
-    let layers = geometry.num_hidden_layers;
-    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-    let why = if layer.is_some_and(|layer| layer >= layers) {
-        format!("config.json declares {layers} layers")
-    } else if name.ends_with("zero_point") || name.ends_with("weight_offset") {
-        "config.json declares a symmetric scheme, which has none".to_owned()
-    } else if name.ends_with(".bias") {
-        "config.json declares no bias".to_owned()
-    } else {
-        "a Qwen3 W8A8 checkpoint has no tensor of that name".to_owned()
-    };
-    CheckpointFault::Unexpected { tensor: name.to_owned(), why }
-}
-
-/// A vector's values, widened.
-fn vector(
-    shards: &Shards,
-    name: &str,
-    allowed: impl Fn(f32) -> Result<(), &'static str>,
-) -> Result<Array1<f32>, CheckpointFault> {
-    let place = place(shards, name)?;
-    let bytes = shards.bytes(&place);
-    let values: Array1<f32> = match place.dtype {
-        Dtype::BF16 => bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
-        _ => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-    };
-    for (index, &value) in values.iter().enumerate() {
-        allowed(value).map_err(|rule| CheckpointFault::Value { tensor: name.to_owned(), index, value, rule })?;
-    }
-    Ok(values)
-}
-
-fn finite(value: f32) -> Result<(), &'static str> {
-    if value.is_finite() { Ok(()) } else { Err("a norm's weights are finite") }
-}
-
-fn scale_value(value: f32) -> Result<(), &'static str> {
-    if value.is_finite() && value >= 0.0 { Ok(()) } else { Err("a scale is finite and not negative") }
+    made.try_into().map_err(|_| std::io::Error::other("not as many tensors as names").into())
 }

@@ -10,7 +10,8 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use super::error::{CheckpointError, CheckpointFault};
-use super::{INDEX_FILE, SINGLE_FILE, json};
+use super::json;
+use super::layout::Form;
 use crate::header::{Header, unique_strings};
 use crate::mapped::Mapped;
 
@@ -70,18 +71,19 @@ struct IndexMetadata {
 
 impl Shards {
     /// Maps the files of the checkpoint in `dir`: those of its index, or its single file.
-    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        let (index_path, single) = (dir.join(INDEX_FILE), dir.join(SINGLE_FILE));
-        let index: Option<Index> = json::read(&index_path)?;
-        match (index, single.symlink_metadata().is_ok()) {
-            (None, false) => Err(CheckpointError::new(dir, CheckpointFault::NoWeights)),
-            (Some(_), true) => Err(CheckpointError::new(dir, CheckpointFault::TwoKinds)),
+    pub fn open(dir: &Path, form: Form) -> Result<Self, CheckpointError> {
+        let (index, single) = form.files();
+        let (index_path, single_path) = (dir.join(index), dir.join(single));
+        let found: Option<Index> = json::read(&index_path)?;
+        match (found, single_path.symlink_metadata().is_ok()) {
+            (None, false) => Err(CheckpointError::new(dir, CheckpointFault::NoWeights { index, single })),
+            (Some(_), true) => Err(CheckpointError::new(dir, CheckpointFault::TwoKinds { index, single })),
             (None, true) => {
                 let mut shards = Self { files: vec![], tensors: BTreeMap::new(), stated_size: None };
-                shards.add(single, |_, _| Ok(()))?;
+                shards.add(single_path, |_, _| Ok(()))?;
                 Ok(shards)
             }
-            (Some(index), false) => Self::indexed(dir, &index_path, index),
+            (Some(found), false) => Self::indexed(dir, &index_path, found),
         }
     }
 
@@ -141,8 +143,14 @@ impl Shards {
         self.files.get(place.shard).and_then(|shard| shard.mapped.bytes().get(place.range.clone())).unwrap_or_default()
     }
 
+    /// The error of a fault in the checkpoint in `dir`: of the shard that holds the tensor at fault, if one does.
+    pub fn at_fault(&self, dir: &Path, fault: CheckpointFault) -> CheckpointError {
+        let shard = fault.tensor().and_then(|tensor| self.path_of(tensor));
+        CheckpointError::new(shard.unwrap_or(dir), fault)
+    }
+
     /// The file that holds a tensor.
-    pub fn path_of(&self, tensor: &str) -> Option<&Path> {
+    fn path_of(&self, tensor: &str) -> Option<&Path> {
         Some(&self.files.get(self.tensors.get(tensor)?.shard)?.path)
     }
 

@@ -12,6 +12,10 @@ use crate::header::{Entry, Header};
 use crate::seeded;
 use crate::{Recipe, RecipeKind};
 
+mod ascend_form;
+mod fingerprints;
+mod quantized;
+
 fn small() -> Geometry {
     Geometry {
         hidden_size: 64,
@@ -97,7 +101,7 @@ fn one_directory_is_synthesized_into_once_at_a_time() {
         calls += 1;
         for replace in [false, true] {
             let refused = synthesize(&path, &synthesis(2, replace), &mut |_, _| ()).unwrap_err();
-            assert!(matches!(&refused, SynthesisError::Busy(busy) if *busy == path), "{refused}");
+            assert!(matches!(&refused, SynthesisError::Write(WriteError::Busy(busy)) if *busy == path), "{refused}");
             assert!(refused.to_string().contains("another process"), "{refused}");
         }
     };
@@ -123,7 +127,10 @@ fn of_two_runs_that_begin_together_one_succeeds() {
             [run(2), other.join().unwrap()]
         });
         let refused: Vec<_> = ended.into_iter().filter_map(Result::err).collect();
-        assert!(matches!(refused[..], [SynthesisError::Busy(_) | SynthesisError::NotEmpty(_)]), "{refused:?}");
+        assert!(
+            matches!(refused[..], [SynthesisError::Write(WriteError::Busy(_) | WriteError::NotEmpty(_))]),
+            "{refused:?}"
+        );
         assert_eq!(contents(&path).len(), 3);
     }
 }
@@ -263,7 +270,7 @@ fn a_directory_in_use_is_replaced_only_when_asked() {
     fs::write(dir.path().join("notes.txt"), b"mine").unwrap();
     let mut synthesis = Synthesis { geometry: small(), seed: 2, replace: false };
     let refused = synthesize(dir.path(), &synthesis, &mut |_, _| ());
-    assert!(matches!(refused, Err(SynthesisError::NotEmpty(_))));
+    assert!(matches!(refused, Err(SynthesisError::Write(WriteError::NotEmpty(_)))));
     synthesis.replace = true;
     let mut seen = (0, 0);
     synthesize(dir.path(), &synthesis, &mut |written, total| seen = (written, total)).unwrap();
@@ -322,7 +329,11 @@ fn tensors_that_are_missing_or_left_over_are_named() {
     let cases: [(Change, &str, &[&str]); 17] = [
         // INT8 weights without a scale, and a scale without INT8 weights.
         (|t| drop(t.remove(Q_SCALE)), SINGLE_FILE, &[Q_SCALE, "in no shard", Q, "searched model.safetensors"]),
-        (|t| t.get_mut(Q).unwrap().to_bf16(), SINGLE_FILE, &[Q_SCALE, "is a scale", Q, "type BF16"]),
+        (
+            |t| t.get_mut(Q).unwrap().to_bf16(),
+            SINGLE_FILE,
+            &[Q_SCALE, "is a scale", Q, "type BF16", "config.json declares it INT8", "searched model.safetensors"],
+        ),
         (
             |t| {
                 t.get_mut(Q).unwrap().to_bf16();
@@ -333,7 +344,11 @@ fn tensors_that_are_missing_or_left_over_are_named() {
         ),
         (|t| drop(t.remove(Q)), "", &[Q, "in no shard"]),
         // Not tied, and no head.
-        (|t| drop(t.remove(HEAD)), "", &[HEAD, "in no shard", "searched model.safetensors"]),
+        (
+            |t| drop(t.remove(HEAD)),
+            "",
+            &[HEAD, "in no shard", "set tie_word_embeddings to true", "searched model.safetensors"],
+        ),
         (|t| drop(t.remove(NORM)), "", &[NORM, "in no shard"]),
         (|t| t.put("lm_head.weight_scale", Dtype::F32, &[50, 1]), SINGLE_FILE, &["lm_head.weight_scale", "is a scale"]),
         (|t| t.put("model.layers.2.mlp.up_proj.weight", Dtype::I8, &[96, 64]), SINGLE_FILE, &["declares 2 layers"]),
@@ -553,6 +568,30 @@ fn stop_ids_are_few_and_each_once() {
 }
 
 #[test]
+fn stop_ids_say_where_they_come_from() {
+    let edit = Edit::new();
+    let both = edit.open();
+    let told = |checkpoint: &Checkpoint| -> Vec<_> {
+        checkpoint.stop_sources().iter().map(|stop| (stop.id, stop.files.clone())).collect()
+    };
+    assert_eq!(told(&both), [(49, vec![CONFIG_FILE, GENERATION_FILE]), (48, vec![GENERATION_FILE])]);
+    edit.config(|config| config["eos_token_id"] = serde_json::json!([7, 7, 48]));
+    let [config, generation] = [vec![CONFIG_FILE], vec![GENERATION_FILE]];
+    let other = edit.open();
+    assert_eq!(told(&other), [(7, config), (48, vec![CONFIG_FILE, GENERATION_FILE]), (49, generation)]);
+    assert_eq!(other.stop_ids(), [7, 48, 49]);
+    assert!(!other.remarks().iter().any(|remark| remark.contains("stop id")), "{:?}", other.remarks());
+    for (value, told) in [("true", "is true"), ("1.5", "is 1.5"), ("[[1]]", "is [1]"), ("{}", "is {}")] {
+        fs::write(edit.path(GENERATION_FILE), format!("{{\"eos_token_id\": {value}}}")).unwrap();
+        edit.is_refused(GENERATION_FILE, &["eos_token_id", told, "expected a token id"]);
+    }
+    fs::remove_file(edit.path(GENERATION_FILE)).unwrap();
+    edit.config(|config| drop(config.as_object_mut().unwrap().shift_remove("eos_token_id")));
+    let none = edit.open();
+    assert!(none.stop_ids().is_empty() && none.remarks().iter().any(|remark| remark.contains("lists a stop id")));
+}
+
+#[test]
 fn broken_text_is_refused_wherever_it_breaks_off() {
     let edit = Edit::new();
     edit.shard();
@@ -573,15 +612,26 @@ fn a_tied_head_is_the_embedding_whatever_else_is_there() {
     let mut edit = Edit::new();
     edit.config(|config| config["tie_word_embeddings"] = true.into());
     let differs = edit.open();
+    assert_eq!(differs.head_source(), HeadSource::TiedOverridden);
     assert_eq!(differs.lm_head(), differs.embed_tokens());
     assert!(differs.remarks().iter().any(|remark| remark.contains("the embedding is used")), "{:?}", differs.remarks());
     let embedding = edit.tensors[EMBEDDING].clone();
-    edit.tensors.insert(HEAD.into(), embedding);
+    // The same numbers in another type repeat it too.
+    let wide = |bytes: &[u8]| floats(bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()));
+    let repeated = [embedding.clone(), (Dtype::F32, embedding.1.clone(), wide(&embedding.2))];
+    for head in repeated {
+        edit.tensors.insert(HEAD.into(), head);
+        edit.write();
+        assert!(edit.open().remarks().iter().any(|remark| remark.contains("repeats")));
+        assert_eq!(edit.open().head_source(), HeadSource::TiedRepeated);
+    }
+    edit.tensors.put(HEAD, Dtype::BF16, &[49, 64]);
     edit.write();
-    assert!(edit.open().remarks().iter().any(|remark| remark.contains("repeats")));
+    edit.is_refused(SINGLE_FILE, &[HEAD, "[49, 64]"]);
     edit.tensors.remove(HEAD);
     edit.write();
     let tied = edit.open();
+    assert_eq!(tied.head_source(), HeadSource::Tied);
     assert!(tied.tied() && !tied.remarks().iter().any(|remark| remark.contains("tie")));
     assert_eq!(tied.lm_head(), tied.embed_tokens());
 }
@@ -601,6 +651,16 @@ fn fp32_is_widened_scale_by_scale_and_rounded_as_a_matrix() {
     let embedding = checkpoint.embed_tokens();
     assert_eq!([embedding[(0, 1)].to_f32(), embedding[(0, 3)].to_f32()], [1.0, 1.015_625]);
     assert_eq!(embedding.row(49)[63].to_f32(), bf16::from_f32(wide(3199 % 128)).to_f32());
+    let conversions = checkpoint.conversions();
+    let told: Vec<_> = conversions.iter().map(|kind| (kind.tensors, &*kind.from, &*kind.to)).collect();
+    let expected = [
+        ("embedding", "F32", "BF16"),
+        ("norms", "BF16", "F32"),
+        ("down projections", "I8", "BF16"),
+        ("scales", "BF16", "F32"),
+    ];
+    assert_eq!(told.len(), expected.len(), "{told:?}");
+    assert!(expected.iter().all(|kind| told.contains(kind)), "{told:?}");
     assert!(checkpoint.remarks().iter().any(|remark| remark.contains(EMBEDDING) && remark.contains("FP32")));
 }
 

@@ -3,7 +3,7 @@
 
 use bytemuck::cast_slice;
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2, Axis};
+use ndarray::{Array2, ArrayView2, Axis};
 use rayon::prelude::*;
 
 use super::level::{Block, kernels};
@@ -57,28 +57,37 @@ fn distinct(rows: usize, equal: impl Fn(usize, usize) -> bool) -> (Vec<usize>, V
     (of_row, first)
 }
 
-/// Computes `columns` outputs in tiles of `width` on all threads and copies each distinct row to its duplicates.
-/// `tile(start, width, out)` fills `[distinct rows, width]`, row-major.
-fn by_columns<T: Copy + Default + Send + Sync>(
+/// Computes `columns` outputs in tiles of `width` on all threads. `tile(start, width, sums)` fills `[distinct rows,
+/// width]`, row-major; `finish(row, start, sums, out)` makes of a row of it what the result holds, for each row that has
+/// these sums.
+fn by_columns<T: Copy + Default, U: Copy + Default + Send + Sync>(
     of_row: &[usize],
     distinct: usize,
     columns: usize,
     width: usize,
     tile: impl Fn(usize, usize, &mut [T]) + Sync,
-) -> Array2<T> {
+    finish: impl Fn(usize, usize, &[T], &mut [U]) + Sync,
+) -> Array2<U> {
     let mut out = Array2::default((of_row.len(), columns));
     if out.is_empty() {
         return out;
     }
     out.axis_chunks_iter_mut(Axis(1), width).into_par_iter().enumerate().for_each(|(index, mut out)| {
-        let width_here = out.ncols();
-        let mut values = vec![T::default(); distinct * width_here];
-        tile(index * width, width_here, &mut values);
-        for (mut out, &row) in out.rows_mut().into_iter().zip(of_row) {
-            out.assign(&ArrayView1::from(&values[row * width_here..(row + 1) * width_here]));
+        let (start, width) = (index * width, out.ncols());
+        let mut sums = vec![T::default(); distinct * width];
+        tile(start, width, &mut sums);
+        for ((row, mut out), &from) in out.rows_mut().into_iter().enumerate().zip(of_row) {
+            if let Some(out) = out.as_slice_mut() {
+                finish(row, start, &sums[from * width..(from + 1) * width], out);
+            }
         }
     });
     out
+}
+
+/// The sums themselves as the result of [`by_columns`].
+fn as_they_are<T: Copy>(_: usize, _: usize, sums: &[T], out: &mut [T]) {
+    out.copy_from_slice(sums);
 }
 
 /// How a weight matrix that is logically `[K, N]` lies in memory.
@@ -102,8 +111,19 @@ impl<'a, T> Layout<'a, T> {
 /// result is `[rows, N]`. K up to 2^17 cannot overflow: 128 * 127 * 2^17 < 2^31.
 #[must_use]
 pub fn matmul_i8(x: ArrayView2<'_, i8>, w: ArrayView2<'_, i8>) -> Array2<i32> {
+    matmul_i8_into(x, w, as_they_are)
+}
+
+/// [`matmul_i8`] whose sums go through `finish(row, start, sums, out)` while they are at hand: it makes the results of
+/// a row from column `start` on.
+#[must_use]
+pub fn matmul_i8_into<U: Copy + Default + Send + Sync>(
+    x: ArrayView2<'_, i8>,
+    w: ArrayView2<'_, i8>,
+    finish: impl Fn(usize, usize, &[i32], &mut [U]) + Sync,
+) -> Array2<U> {
     let Some(layout) = Layout::of(w) else {
-        return matmul_i8(x, w.as_standard_layout().view());
+        return matmul_i8_into(x, w.as_standard_layout().view(), finish);
     };
     let level = kernels();
     let (of_row, first) = distinct_rows(x);
@@ -112,10 +132,11 @@ pub fn matmul_i8(x: ArrayView2<'_, i8>, w: ArrayView2<'_, i8>) -> Array2<i32> {
         Layout::Columns(_) => COLUMNS_SUMS / (first.len() * size_of::<i32>()).max(1),
         Layout::Outputs(_) => OUTPUTS_TILE,
     };
-    by_columns(&of_row, first.len(), w.ncols(), tile_width(w.ncols(), most), |start, width, out| match layout {
+    let tile = |start, width, out: &mut [i32]| match layout {
         Layout::Columns(block) => level.i8_columns(&codes, block.some_columns(start, width), out),
         Layout::Outputs(block) => level.i8_outputs(&codes, block.some_rows(start, width), out),
-    })
+    };
+    by_columns(&of_row, first.len(), w.ncols(), tile_width(w.ncols(), most), tile, finish)
 }
 
 /// `x @ w` in FP32, each output summed in `order`. `x` is `[rows, K]` and holds BF16 values widened, `w`
@@ -171,7 +192,7 @@ pub fn matmul_down(x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) 
     let Distinct { of_row, rows, values } = Distinct::of(x);
     let (columns, reading) = (w.dim().1, Reading::of(w, order));
     let transposed = if matches!(reading, Reading::Tiles) { transposed(&values, rows) } else { Vec::new() };
-    by_columns(&of_row, rows, columns, reading.tile(columns, rows), |start, width, out| match reading {
+    let tile = |start, width, out: &mut [f32]| match reading {
         Reading::Columns(block) => level.bf16_columns(&values, block.some_columns(start, width), out),
         Reading::Outputs(block) => level.bf16_outputs(&values, block.some_rows(start, width), out),
         Reading::Scaled(block, scale) => {
@@ -186,7 +207,8 @@ pub fn matmul_down(x: ArrayView2<'_, f32>, w: DownWeight<'_>, order: &SumOrder) 
                 }
             }
         }
-    })
+    };
+    by_columns(&of_row, rows, columns, reading.tile(columns, rows), tile, as_they_are)
 }
 
 /// The distinct rows of an activation matrix, compared bit by bit.
@@ -227,12 +249,13 @@ fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
 pub fn exact_bf16_product(x: ArrayView2<'_, f32>, w: DownWeight<'_>) -> (Array2<f64>, Array2<f64>) {
     let distinct = Distinct::of(x);
     let transposed = transposed(&distinct.values, distinct.rows);
-    let both = by_columns(&distinct.of_row, distinct.rows, w.dim().1, ORDERED_TILE, |start, width, out| {
+    let tile = |start, width, out: &mut [(f64, f32)]| {
         let tile = w.columns(start..start + width);
         if let Some(block) = Block::new(tile.view()) {
             exact_tile(&transposed, block, out);
         }
-    });
+    };
+    let both = by_columns(&distinct.of_row, distinct.rows, w.dim().1, ORDERED_TILE, tile, as_they_are);
     (both.mapv(|pair: (f64, f32)| pair.0), both.mapv(|pair| f64::from(pair.1)))
 }
 

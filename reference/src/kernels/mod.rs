@@ -6,6 +6,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod aligned;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -21,6 +23,6 @@ pub mod sum;
 mod tests;
 
 pub use level::{Block, Kernels, LevelError, choose, kernels, levels};
-pub use matmul::{distinct_rows, exact_bf16_product, matmul_bf16, matmul_down, matmul_i8};
+pub use matmul::{distinct_rows, exact_bf16_product, matmul_bf16, matmul_down, matmul_i8, matmul_i8_into};
 pub use plain::Plain;
 pub use sum::SumOrder;

@@ -10,26 +10,28 @@ mod norm;
 mod project;
 mod quantize;
 mod rope;
+mod rows;
+mod trace;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
+use std::slice::ChunksExactMut;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2, s};
+use ndarray::{Array2, ArrayView1};
 use pulp::Arch;
 use rayon::prelude::*;
 
+use self::rows::Rows;
 use crate::geometry::BATCH;
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
 use crate::products::Products;
-use crate::rounding::{Rounding, to_bf16, widen};
-use crate::tensor::{Tensor, TensorId, nothing};
+use crate::rounding::{Rounding, to_bf16};
+use crate::tensor::{Tensor, TensorId};
 
 pub use attention::{KvSource, attend};
 pub use quantize::{RowScale, row_scale};
+pub use trace::Trace;
 
 /// What a stage function sees besides the tensors it reads.
 #[derive(Clone, Copy, Debug)]
@@ -40,34 +42,40 @@ pub struct Context<'c, 'd> {
     pub policy: &'c Policy,
     /// Integer products that runs over these weights share; none: every product is computed.
     pub products: Option<&'c Products>,
-    /// The row that each row is known to equal in every tensor: itself, or an earlier one of which it is a replica.
-    equal_to: [usize; BATCH],
+    /// Whether the FP32 values behind narrowed tensors are kept, or only where the rule `none` hands them on.
+    wide: bool,
+    /// Rows of the batch that are computed: what the first axis of every tensor goes over.
+    rows: Rows,
 }
 
 impl<'c, 'd> Context<'c, 'd> {
-    /// A run that shares nothing.
+    /// A run that shares nothing and keeps the FP32 values behind narrowed tensors.
     #[must_use]
     pub fn new(inputs: &'c LayerInputs<'d>, policy: &'c Policy) -> Self {
-        Self { inputs, policy, products: None, equal_to: std::array::from_fn(|b| b) }
-    }
-
-    /// A run of the whole table from the inputs on, in which padding rows that replicate row 0 are computed once: they
-    /// have its input and position, and step 8 gives them its attention, so that all else is equal too.
-    fn replicating(mut self) -> Self {
-        let (x, batch) = (self.inputs.hidden_states, self.inputs.batch);
-        let equal = |b: usize| x.row(b).iter().zip(x.row(0)).all(|(a, b)| a.to_bits() == b.to_bits());
-        for b in batch.active..BATCH {
-            if batch.seq_lens[b] == batch.seq_lens[0] && equal(b) {
-                self.equal_to[b] = 0;
-            }
-        }
-        self
+        Self { inputs, policy, products: None, wide: true, rows: Rows::all() }
     }
 
     /// The same run, sharing integer products. No result depends on it.
     #[must_use]
     pub fn sharing(self, products: &'c Products) -> Self {
         Self { products: Some(products), ..self }
+    }
+
+    /// The same run without the FP32 values behind narrowed tensors, but for those that later steps read under the rule
+    /// `none`. No tensor depends on it.
+    #[must_use]
+    pub fn tensors_only(self) -> Self {
+        Self { wide: false, ..self }
+    }
+
+    /// The row of the batch that is row `r` of this run's tensors.
+    fn batch_row(&self, r: usize) -> usize {
+        self.rows.computed()[r]
+    }
+
+    /// Whether the values narrowed under `rule` are kept.
+    fn keeps(&self, rule: Rounding) -> bool {
+        self.wide || rule == Rounding::None
     }
 }
 
@@ -78,7 +86,8 @@ pub struct Output {
     pub id: TensorId,
     /// Its stored value.
     pub tensor: Tensor,
-    /// The FP32 values that were narrowed, same shape. For INT8 codes these are the scaled values.
+    /// The FP32 values that were narrowed, same shape, where the run keeps them. For INT8 codes these are the scaled
+    /// values.
     pub wide: Option<Array2<f32>>,
 }
 
@@ -331,95 +340,10 @@ pub fn stage_of(id: TensorId) -> &'static Stage {
     STAGES.iter().find(|stage| stage.writes.contains(&id)).unwrap_or(&STAGES[0])
 }
 
-/// Tensors that passed between stages, with the FP32 values behind narrowed ones. Cloning is cheap.
-#[derive(Clone, Debug, Default)]
-pub struct Trace {
-    tensors: BTreeMap<TensorId, Arc<Tensor>>,
-    wide: BTreeMap<TensorId, Arc<Array2<f32>>>,
-}
-
-impl Trace {
-    /// An empty trace.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The tensor, where it is known.
-    #[must_use]
-    pub fn get(&self, id: TensorId) -> Option<&Arc<Tensor>> {
-        self.tensors.get(&id)
-    }
-
-    /// The FP32 values that were narrowed to this tensor, where its stage ran.
-    #[must_use]
-    pub fn wide(&self, id: TensorId) -> Option<&Arc<Array2<f32>>> {
-        self.wide.get(&id)
-    }
-
-    /// Sets a tensor to somebody else's values: what teacher forcing does.
-    pub fn force(&mut self, id: TensorId, tensor: Arc<Tensor>) {
-        self.wide.remove(&id);
-        self.tensors.insert(id, tensor);
-    }
-
-    /// Sets a tensor to what another run gave, with the values behind it.
-    pub fn take(&mut self, id: TensorId, other: &Self) {
-        if let Some(tensor) = other.get(id) {
-            self.force(id, Arc::clone(tensor));
-            self.wide.extend(other.wide(id).map(|wide| (id, Arc::clone(wide))));
-        }
-    }
-
-    /// Keeps what a stage wrote.
-    pub fn record(&mut self, output: Output) {
-        match output.wide {
-            Some(wide) => self.wide.insert(output.id, Arc::new(wide)),
-            None => self.wide.remove(&output.id),
-        };
-        self.tensors.insert(output.id, Arc::new(output.tensor));
-    }
-
-    /// FP32 tensor as a view. A missing one reads as empty; [`run_stage`] checks before it runs a stage.
-    #[must_use]
-    pub fn f32(&self, id: TensorId) -> ArrayView2<'_, f32> {
-        self.get(id).map_or_else(nothing, |tensor| tensor.f32())
-    }
-
-    /// INT8 tensor as a view.
-    #[must_use]
-    pub fn i8(&self, id: TensorId) -> ArrayView2<'_, i8> {
-        self.get(id).map_or_else(nothing, |tensor| tensor.i8())
-    }
-
-    /// BF16 tensor as a view.
-    #[must_use]
-    pub fn bf16(&self, id: TensorId) -> ArrayView2<'_, bf16> {
-        self.get(id).map_or_else(nothing, |tensor| tensor.bf16())
-    }
-
-    /// What later steps see of a narrowed tensor: its BF16 values widened, or the FP32 values
-    /// themselves where the site's rule is `none`.
-    #[must_use]
-    pub fn widened(&self, id: TensorId, rule: Rounding) -> Array2<f32> {
-        self.widened_rows(id, rule, 0..self.bf16(id).nrows())
-    }
-
-    /// Some rows of [`Trace::widened`].
-    #[must_use]
-    pub fn widened_rows(&self, id: TensorId, rule: Rounding, rows: Range<usize>) -> Array2<f32> {
-        let rows = s![rows, ..];
-        match (rule, self.wide(id)) {
-            (Rounding::None, Some(wide)) => wide.slice(rows).to_owned(),
-            _ => self.bf16(id).slice(rows).mapv(widen),
-        }
-    }
-}
-
 /// Runs one stage on what the trace holds and records what it writes. Returns false, and does nothing,
 /// when the trace lacks one of the stage's inputs.
 pub fn run_stage(stage: &Stage, context: &Context<'_, '_>, trace: &mut Trace) -> bool {
-    if stage.reads.iter().any(|&id| trace.get(id).is_none()) {
+    if !stage.reads.iter().all(|&id| trace.holds(id)) {
         return false;
     }
     for output in (stage.run)(context, trace) {
@@ -428,85 +352,135 @@ pub fn run_stage(stage: &Stage, context: &Context<'_, '_>, trace: &mut Trace) ->
     true
 }
 
-/// Runs a whole decode layer.
+/// Runs a whole decode layer. The trace holds its tensors, and the FP32 values behind narrowed ones only where the rule
+/// `none` hands them on; [`run_all`] keeps all.
 #[must_use]
 pub fn run_layer(inputs: &LayerInputs<'_>, policy: &Policy) -> Trace {
-    let context = Context::new(inputs, policy).replicating();
-    let mut trace = Trace::new();
-    for stage in STAGES {
-        run_stage(stage, &context, &mut trace);
-    }
-    trace
+    run_all(Context::new(inputs, policy).tensors_only())
 }
 
-/// A BF16 output with the values before its cast.
-fn narrowed(context: &Context<'_, '_>, id: TensorId, site: Site, wide: Array2<f32>) -> Vec<Output> {
-    let rule = context.policy.at(site);
-    let wide = row_major(wide);
-    let mut tensor = Array2::from_elem(wide.dim(), bf16::ZERO);
-    if let (Some(tensor), Some(wide)) = (tensor.as_slice_mut(), wide.as_slice()) {
-        // All that belongs to a row of the batch lies together, in however many rows of the tensor.
-        let width = wide.len() / BATCH;
-        fill_rows(tensor, width, &context.equal_to, |b, tensor| {
-            for (narrow, &wide) in tensor.iter_mut().zip(&wide[b * width..]) {
-                *narrow = to_bf16(wide, rule);
-            }
-        });
-    }
-    vec![Output { id, tensor: Tensor::Bf16(tensor), wide: Some(wide) }]
+/// Runs the whole table from the inputs on. Padding rows that replicate row 0 are not computed.
+#[must_use]
+pub fn run_all(context: Context<'_, '_>) -> Trace {
+    let context = Context { rows: Rows::distinct(context.inputs), ..context };
+    // On a thread of the pool: work that is split there need not be handed over each time.
+    rayon::scope(|_| {
+        let mut trace = Trace::new();
+        for stage in STAGES {
+            run_stage(stage, &context, &mut trace);
+        }
+        trace.of_rows(context.rows)
+    })
 }
 
 /// Elements from which on more threads than one pay: below, waking them takes longer than the work.
 const PARALLEL: usize = 1 << 17;
 
-/// FP32 values `[rows, width]`, one row for each entry of `equal_to`, filled by [`fill_rows`].
-fn by_rows(equal_to: &[usize], width: usize, row: impl Fn(usize, &mut [f32]) + Sync) -> Array2<f32> {
-    let mut out = Array2::zeros((equal_to.len(), width));
-    if let Some(out) = out.as_slice_mut() {
-        fill_rows(out, width, equal_to, row);
-    }
-    out
+/// Calls `row` with each item and its index, compiled for the CPU's vector level, on as many threads as `elements` in
+/// all pay for.
+fn each_row<T: Send>(items: impl Iterator<Item = T>, elements: usize, row: impl Fn(usize, T) + Sync) {
+    let arch = Arch::new();
+    let one = |(index, item)| {
+        arch.dispatch(
+            #[inline(always)]
+            || row(index, item),
+        )
+    };
+    let items: Vec<(usize, T)> = items.enumerate().collect();
+    if elements < PARALLEL { items.into_iter().for_each(one) } else { items.into_par_iter().for_each(one) }
 }
 
-/// Fills each row with `row` on one thread, compiled for the CPU's vector level; a row that equals an earlier one is
-/// copied from it.
-fn fill_rows<T: Copy + Send>(out: &mut [T], width: usize, equal_to: &[usize], row: impl Fn(usize, &mut [T]) + Sync) {
-    if width == 0 {
-        return;
+/// `[rows, columns]` of a tensor in this run, and how many elements of it are those of one row of the batch.
+fn extent(context: &Context<'_, '_>, id: TensorId) -> ((usize, usize), usize) {
+    let [rows, columns] = id.shape(context.inputs.geometry);
+    ((rows / BATCH * context.rows.computed().len(), columns), rows / BATCH * columns)
+}
+
+/// A BF16 output. `row(r, out)` gives the values before the cast of all that belongs to row `r` of this run; it finds
+/// zeros in `out`.
+fn narrowed(
+    context: &Context<'_, '_>,
+    id: TensorId,
+    site: Site,
+    row: impl Fn(usize, &mut [f32]) + Sync,
+) -> Vec<Output> {
+    let rule = context.policy.at(site);
+    let (shape, width) = extent(context, id);
+    let mut tensor = Array2::from_elem(shape, bf16::ZERO);
+    let mut wide = context.keeps(rule).then(|| Array2::zeros(shape));
+    let mut kept = wide.as_mut().map(|wide| rows_mut(wide, width));
+    let rows = rows_mut(&mut tensor, width).map(|narrow| (narrow, kept.as_mut().and_then(Iterator::next)));
+    each_row(
+        rows,
+        shape.0 * shape.1,
+        #[inline(always)]
+        |r, (narrow, kept)| {
+            let mut dropped = Vec::new();
+            let values = kept.unwrap_or_else(|| {
+                dropped.resize(width, 0.0);
+                &mut dropped
+            });
+            row(r, values);
+            narrow_all(values, rule, narrow);
+        },
+    );
+    vec![Output { id, tensor: Tensor::Bf16(tensor), wide }]
+}
+
+/// An FP32 output. `row(r, out)` gives all that belongs to row `r` of this run.
+fn plain(context: &Context<'_, '_>, id: TensorId, row: impl Fn(usize, &mut [f32]) + Sync) -> Vec<Output> {
+    let (shape, width) = extent(context, id);
+    let mut values = Array2::zeros(shape);
+    each_row(
+        rows_mut(&mut values, width),
+        shape.0 * shape.1,
+        #[inline(always)]
+        |r, out| {
+            row(r, out);
+            one_nan(out);
+        },
+    );
+    vec![Output { id, tensor: Tensor::F32(values), wide: None }]
+}
+
+/// Narrows every value.
+#[inline(always)]
+fn narrow_all(values: &[f32], rule: Rounding, out: &mut [bf16]) {
+    under(
+        rule,
+        #[inline(always)]
+        |rule| out.iter_mut().zip(values).for_each(|(out, &value)| *out = to_bf16(value, rule)),
+    );
+}
+
+/// Calls `run` with the rule as a constant: a loop that looks it up for each element does not vectorize.
+#[inline(always)]
+fn under(rule: Rounding, mut run: impl FnMut(Rounding)) {
+    match rule {
+        Rounding::Rne => run(Rounding::Rne),
+        Rounding::TiesAway => run(Rounding::TiesAway),
+        Rounding::Trunc => run(Rounding::Trunc),
+        Rounding::None => run(Rounding::None),
     }
-    let together = if out.len() < PARALLEL { equal_to.len() } else { 1 };
-    let rows = out.par_chunks_exact_mut(width).zip(equal_to).enumerate().with_min_len(together);
-    rows.for_each(|(index, (out, &equal))| {
-        if equal == index {
-            Arch::new().dispatch(|| row(index, out));
-        }
-    });
-    for (index, &equal) in equal_to.iter().enumerate().filter(|(index, equal)| index != *equal) {
-        out.copy_within(equal * width..(equal + 1) * width, index * width);
+}
+
+/// Every NaN of an FP32 output becomes the same one: which pattern an operation gives is the CPU's own affair.
+#[inline(always)]
+fn one_nan(values: &mut [f32]) {
+    for value in values {
+        let bits = value.to_bits();
+        *value = f32::from_bits(if bits & 0x7FFF_FFFF > 0x7F80_0000 { f32::NAN.to_bits() } else { bits });
     }
+}
+
+/// `width` elements at a time of an array without gaps.
+fn rows_mut<T>(values: &mut Array2<T>, width: usize) -> ChunksExactMut<'_, T> {
+    values.as_slice_mut().unwrap_or_default().chunks_exact_mut(width.max(1))
 }
 
 /// The elements of a row, where they lie if they lie side by side.
 fn contiguous<T: Clone>(row: ArrayView1<'_, T>) -> Cow<'_, [T]> {
     row.to_slice().map_or_else(|| Cow::Owned(row.to_vec()), Cow::Borrowed)
-}
-
-/// The array with its rows as slices, which vector loops want; nearly every one has them already.
-fn row_major(values: Array2<f32>) -> Array2<f32> {
-    if values.is_standard_layout() { values } else { values.as_standard_layout().into_owned() }
-}
-
-/// An FP32 output. Every NaN becomes the same one: which pattern an operation gives is the CPU's own affair.
-fn plain(id: TensorId, mut values: Array2<f32>) -> Vec<Output> {
-    if let Some(values) = values.as_slice_mut() {
-        Arch::new().dispatch(|| {
-            for value in values {
-                let bits = value.to_bits();
-                *value = f32::from_bits(if bits & 0x7FFF_FFFF > 0x7F80_0000 { f32::NAN.to_bits() } else { bits });
-            }
-        });
-    }
-    vec![Output { id, tensor: Tensor::F32(values), wide: None }]
 }
 
 #[cfg(test)]
@@ -517,8 +491,9 @@ mod tests {
     fn fp32_outputs_hold_one_nan_only() {
         let patterns =
             [0xFFC0_0000, 0x7F80_0001, 0x7FC0_1234, 0x3F80_0000, 0xFF80_0000, 0x8000_0000].map(f32::from_bits);
-        let outputs = plain(T::QProj, ndarray::arr2(&[patterns]));
-        let bits: Vec<u32> = outputs[0].tensor.f32().iter().map(|value| value.to_bits()).collect();
+        let mut values = patterns;
+        one_nan(&mut values);
+        let bits = values.map(f32::to_bits);
         let nan = f32::NAN.to_bits();
         assert_eq!(bits, [nan, nan, nan, 0x3F80_0000, 0xFF80_0000, 0x8000_0000]);
     }

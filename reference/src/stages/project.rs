@@ -1,10 +1,10 @@
 //! Steps 4, 9 and 11: INT8 projections, dequantized column scale first.
 
-use ndarray::{Array2, ArrayView1, ArrayView2};
+use pulp::Arch;
 
-use super::{Context, Output, Trace, by_rows, contiguous, plain};
-use crate::kernels::matmul_i8;
-use crate::tensor::TensorId as T;
+use super::{Context, Output, Trace, contiguous, one_nan, plain};
+use crate::kernels::matmul_i8_into;
+use crate::tensor::{Tensor, TensorId as T};
 
 /// Step 4, queries.
 pub fn q(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
@@ -40,28 +40,32 @@ pub fn up(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
 /// ties to even, where `|acc|` passes 2^24.
 fn project(context: &Context<'_, '_>, trace: &Trace, id: T) -> Vec<Output> {
     let Some(p) = context.inputs.weights.projection(id) else { return Vec::new() };
-    let codes = trace.i8(p.codes);
-    let acc = match context.products {
-        Some(products) => products.sums(id, codes, p.weight),
-        None => matmul_i8(codes, p.weight),
+    let (codes, act_scale, w_scale) = (trace.i8(p.codes), trace.f32(p.scales), contiguous(p.weight_scale));
+    let Some(products) = context.products else {
+        let values = matmul_i8_into(codes, p.weight, |row, start, acc, out| {
+            Arch::new().dispatch(
+                #[inline(always)]
+                || dequantize(acc, &w_scale[start..], act_scale[(row, 0)], out),
+            );
+        });
+        return vec![Output { id, tensor: Tensor::F32(values), wide: None }];
     };
-    plain(id, dequantize(&acc, p.weight_scale, trace.f32(p.scales), &context.equal_to))
+    let acc = products.sums(id, codes, p.weight);
+    plain(
+        context,
+        id,
+        #[inline(always)]
+        |r, out| dequantize(&contiguous(acc.row(r)), &w_scale, act_scale[(r, 0)], out),
+    )
 }
 
-/// The two scales of a projection, column first.
-fn dequantize(
-    acc: &Array2<i32>,
-    w_scale: ArrayView1<'_, f32>,
-    act_scale: ArrayView2<'_, f32>,
-    equal_to: &[usize],
-) -> Array2<f32> {
-    let w_scale = contiguous(w_scale);
-    by_rows(equal_to, acc.ncols(), |b, out| {
-        let act_scale = act_scale[(b, 0)];
-        for ((out, &acc), w_scale) in out.iter_mut().zip(&*contiguous(acc.row(b))).zip(&*w_scale) {
-            *out = (acc as f32 * w_scale) * act_scale;
-        }
-    })
+/// The two scales of a projection, column first, over some sums of a row.
+#[inline(always)]
+fn dequantize(acc: &[i32], w_scale: &[f32], act_scale: f32, out: &mut [f32]) {
+    for ((out, &acc), w_scale) in out.iter_mut().zip(acc).zip(w_scale) {
+        *out = (acc as f32 * w_scale) * act_scale;
+    }
+    one_nan(out);
 }
 
 #[cfg(test)]
@@ -70,14 +74,13 @@ mod tests {
 
     #[test]
     fn the_column_scale_comes_first_and_large_sums_round_to_even() {
-        let acc = Array2::from_shape_fn((1, 100), |(_, n)| if n == 0 { (1 << 24) + 1 } else { n as i32 });
-        let w_scale = ndarray::Array1::from_elem(100, 0.1f32);
-        let act = ndarray::array![[0.3f32]];
-        let out = dequantize(&acc, w_scale.view(), act.view(), &[0]);
-        assert_eq!(out[(0, 0)], (16_777_216.0 * 0.1f32) * 0.3);
-        assert!((1..100).all(|n| out[(0, n)] == (n as f32 * 0.1) * 0.3));
+        let acc: Vec<i32> = (0..100).map(|n| if n == 0 { (1 << 24) + 1 } else { n }).collect();
+        let mut out = [f32::NAN; 100];
+        dequantize(&acc, &[0.1; 100], 0.3, &mut out);
+        assert_eq!(out[0], (16_777_216.0 * 0.1f32) * 0.3);
+        assert!((1..100).all(|n| out[n] == (n as f32 * 0.1) * 0.3));
         assert!(
-            (1..100).any(|n| out[(0, n)] != (n as f32 * 0.3) * 0.1),
+            (1..100).any(|n| out[n] != (n as f32 * 0.3) * 0.1),
             "the order must matter for this test to mean anything"
         );
     }

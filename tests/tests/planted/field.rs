@@ -8,7 +8,7 @@ use goldens::report::Verdict;
 use half::bf16;
 use ndarray::{Array2, s};
 use reference::rounding::{is_bf16_tie, is_code_tie, to_bf16};
-use reference::stages::{row_scale, run_layer};
+use reference::stages::{Context, row_scale, run_all};
 use reference::{BATCH, Freedom, LayerInputs, Policy, Rounding, Site, Tensor, TensorId as T};
 
 use super::{Fault, benches, gross, subtle};
@@ -357,7 +357,7 @@ fn b52_a_report_counts_and_shows_the_worst() {
     let case = new_case(NewCase { geometry, ..small() }).unwrap();
     let policy = Policy::rne().under(Freedom::Emulated);
     let bench = Bench::run(case, &policy);
-    let trace = run_layer(&bench.layer(), &policy);
+    let trace = run_all(Context::new(&bench.layer(), &policy));
     let wide = trace.wide(T::Out).unwrap();
     let even = |x: f32| to_bf16(x, Rounding::Rne);
     let ties: BTreeSet<(usize, usize)> = wide

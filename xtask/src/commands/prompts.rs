@@ -1,0 +1,190 @@
+//! What a command that generates tokens is asked for: a model, prompts as text or as ids, and where rows end.
+
+use std::path::PathBuf;
+
+use cases::seeded::{Rope, rope};
+use cases::{Checkpoint, PolicyRequest, Tokenizer};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use ndarray::Array2;
+use reference::Policy;
+use reference::generate::{Decoder, Limits};
+
+use crate::refusal::Refusal;
+
+/// A model and prompts.
+#[derive(Args)]
+pub struct Prompts {
+    /// Directory of the checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    #[command(flatten)]
+    prompts: List,
+    /// Tokens that a row may generate; the default is the field's standing test
+    #[arg(long, value_name = "N", default_value_t = 48)]
+    max_new_tokens: usize,
+    /// Tokens that a row may have, its prompt included
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_seq_len: usize,
+    /// A tokenizer.json, or the directory that holds it; default: the model's
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Rounding rules: production, rne, or a YAML file of them
+    #[arg(long, value_name = "POLICY", default_value = "production")]
+    policy: String,
+}
+
+/// One prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Prompt {
+    Text(String),
+    Ids(Vec<usize>),
+}
+
+/// The prompts in the order in which they stand on the command line, whichever of the two flags each has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct List(Vec<Prompt>);
+
+impl Args for List {
+    fn augment_args(command: Command) -> Command {
+        let text = Arg::new("prompt").long("prompt").value_name("TEXT").action(ArgAction::Append);
+        let ids = Arg::new("prompt_ids").long("prompt-ids").value_name("IDS").action(ArgAction::Append);
+        command
+            .arg(text.help("A prompt as text, which needs a tokenizer; once for each row"))
+            .arg(ids.help("A prompt as token ids, such as 1,2,3; once for each row").value_parser(ids_of))
+            .group(clap::ArgGroup::new("prompts").args(["prompt", "prompt_ids"]).multiple(true).required(true))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for List {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let places = |id| matches.indices_of(id).into_iter().flatten();
+        let texts = matches.get_many::<String>("prompt").into_iter().flatten().cloned().map(Prompt::Text);
+        let ids = matches.get_many::<Vec<usize>>("prompt_ids").into_iter().flatten().cloned().map(Prompt::Ids);
+        let mut prompts: Vec<(usize, Prompt)> =
+            places("prompt").zip(texts).chain(places("prompt_ids").zip(ids)).collect();
+        prompts.sort_by_key(|(place, _)| *place);
+        Ok(Self(prompts.into_iter().map(|(_, prompt)| prompt).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Ids between commas or blanks.
+fn ids_of(text: &str) -> Result<Vec<usize>, String> {
+    let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
+    let ids: Vec<usize> = words
+        .map(|word| word.parse().map_err(|_| format!("{word:?} is no token id; write ids such as 1,2,3")))
+        .collect::<Result<_, _>>()?;
+    if ids.is_empty() { Err("no token ids; write ids such as 1,2,3".to_owned()) } else { Ok(ids) }
+}
+
+/// The request with its files opened.
+pub struct Opened {
+    /// The model.
+    pub checkpoint: Checkpoint,
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<Tokenizer>,
+    /// Token ids of each row's prompt.
+    pub prompts: Vec<Vec<usize>>,
+    /// Where rows end; stop ids are the model's.
+    pub limits: Limits,
+    /// How the reference rounds.
+    pub policy: Policy,
+}
+
+impl Prompts {
+    /// Opens what the request names.
+    ///
+    /// # Errors
+    /// A file is wrong, or a prompt is text and there is no tokenizer.
+    pub fn open(&self) -> Result<Opened, Refusal> {
+        let policy = match PolicyRequest::from_flag(&self.policy)? {
+            PolicyRequest::Production => Policy::production(),
+            PolicyRequest::Rne => Policy::rne(),
+            PolicyRequest::Custom(policy) => policy,
+            PolicyRequest::Auto => {
+                return Err(Refusal::Request(
+                    "--policy auto: there is no device whose ties could be read; write production, rne, or a file"
+                        .into(),
+                ));
+            }
+        };
+        let checkpoint = Checkpoint::open(&self.model)?;
+        let tokenizer = match &self.tokenizer {
+            Some(path) => Some(Tokenizer::open(path)?),
+            None if Tokenizer::is_in(&self.model) => Some(Tokenizer::open(&self.model)?),
+            None => None,
+        };
+        let encode = |prompt: &Prompt| match (prompt, &tokenizer) {
+            (Prompt::Ids(ids), _) => Ok(ids.clone()),
+            (Prompt::Text(text), Some(tokenizer)) => Ok(tokenizer.encode(text)?),
+            (Prompt::Text(text), None) => Err(Refusal::Request(format!(
+                "--prompt {text:?}: {} has no tokenizer.json; name one with --tokenizer, or give token ids with --prompt-ids",
+                self.model.display()
+            ))),
+        };
+        let prompts = self.prompts.0.iter().map(encode).collect::<Result<_, _>>()?;
+        let limits = Limits {
+            max_new_tokens: self.max_new_tokens,
+            max_seq_len: self.max_seq_len,
+            stop_ids: checkpoint.stop_ids().to_vec(),
+        };
+        Ok(Opened { checkpoint, tokenizer, prompts, limits, policy })
+    }
+}
+
+impl Opened {
+    /// A run of the request under `policy`.
+    ///
+    /// # Errors
+    /// Prompts or limits that no run can have.
+    pub fn decoder(&self, policy: Policy) -> Result<Decoder<'_, Checkpoint>, Refusal> {
+        let model = &self.checkpoint;
+        let table = |which| -> Result<Array2<f32>, Refusal> {
+            let most = self.limits.max_seq_len;
+            let table = rope(which, most, model.geometry().head_dim, model.rope_theta());
+            table.map_err(|error| Refusal::Request(format!("--max-seq-len {most}: {error}")))
+        };
+        let tables = [table(Rope::Cos)?, table(Rope::Sin)?];
+        Ok(Decoder::new(model, tables, self.prompts.clone(), self.limits.clone(), policy)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        prompts: Prompts,
+    }
+
+    fn parse(words: &[&str]) -> Result<List, clap::Error> {
+        Cli::try_parse_from(["x", "--model", "m"].iter().chain(words)).map(|cli| cli.prompts.prompts)
+    }
+
+    #[test]
+    fn rows_stand_in_the_order_of_the_command_line() {
+        let list =
+            parse(&["--prompt-ids", "1,2", "--prompt", "a b", "--prompt-ids", "3 , 4", "--prompt", "c"]).unwrap();
+        let text = |text: &str| Prompt::Text(text.to_owned());
+        assert_eq!(list.0, [Prompt::Ids(vec![1, 2]), text("a b"), Prompt::Ids(vec![3, 4]), text("c")]);
+    }
+
+    #[test]
+    fn a_request_without_prompts_and_words_that_are_no_ids_are_refused() {
+        assert!(parse(&[]).unwrap_err().to_string().contains("--prompt"));
+        for ids in ["", ",", "1,x", "-1", "1.5", "99999999999999999999999"] {
+            assert!(parse(&[&format!("--prompt-ids={ids}")]).unwrap_err().to_string().contains("token id"), "{ids}");
+        }
+    }
+}
