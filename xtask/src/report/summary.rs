@@ -126,14 +126,14 @@ pub fn tokens(case: &CaseReport) -> Option<String> {
     if case.steps.is_empty() {
         return None;
     }
-    let count = |verdict| case.steps.iter().filter(|step| step.verdict == verdict).count();
-    let parts: Vec<String> =
-        [(StepVerdict::Agree, "agree"), (StepVerdict::NearTie, "near ties"), (StepVerdict::Fail, "fail")]
-            .into_iter()
-            .map(|(verdict, word)| (count(verdict), word))
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, word)| format!("{} {word}", grouped(count as u64)))
-            .collect();
+    let count = |verdict| case.steps.iter().filter(|step| step.verdict == verdict).count() as u64;
+    let [agree, near, fail] = [StepVerdict::Agree, StepVerdict::NearTie, StepVerdict::Fail].map(count);
+    let parts = [
+        (agree, format!("{} agree", grouped(agree))),
+        (near, plural(near, "near tie")),
+        (fail, format!("{} fail", grouped(fail))),
+    ];
+    let parts: Vec<String> = parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, text)| text).collect();
     let mut margins: Vec<&TokenStep> = case.steps.iter().filter(|step| step.margin.0.is_finite()).collect();
     margins.sort_by(|a, b| a.margin.0.total_cmp(&b.margin.0));
     let smallest: Vec<String> = margins

@@ -287,7 +287,7 @@ fn steps_of_a_token_run_are_shown_where_they_are_not_plain_agreement() {
     assert_data_eq!(
         &human[from..to],
         str![[r#"
-  4 tokens: 1 agree, 1 near ties, 2 fail; smallest margins 0.000125 (row 1, step 1), 0.750 (row 1, step 0), 1.500 (row 1, step 2)
+  4 tokens: 1 agree, 1 near tie, 2 fail; smallest margins 0.000125 (row 1, step 1), 0.750 (row 1, step 0), 1.500 (row 1, step 2)
     row   step   device   reference     margin      bound   verdict    remark
    ──────────────────────────────────────────────────────────────────────────────────────────
       1      1      105         243   0.000125   0.000150   near tie   either token is right
