@@ -25,6 +25,11 @@ pub(super) fn rows_name(id: TensorId) -> &'static str {
     if id == TensorId::KRows { "k_written_rows" } else { "v_written_rows" }
 }
 
+/// Says that another policy explains what the one asked for does not.
+fn under_other(policy: &str) -> String {
+    format!("behind layer 0 policy {policy} explains every element: ties there went by another rule than asked for")
+}
+
 impl Run<'_> {
     /// The reports on a cache: rows, then values.
     pub(super) fn cache_reports(
@@ -104,6 +109,9 @@ impl Run<'_> {
                 findings.note(note);
             }
             if history.by_other_rule.contains(&true) {
+                findings.note(
+                    "layer 0 is right but for ties at normed, which went by another rule than asked for".to_owned(),
+                );
                 findings.fail();
             }
         }
@@ -113,7 +121,8 @@ impl Run<'_> {
                     findings.note(format!("layer {layer}, {note}"));
                 }
             }
-            if behind.other_policy.is_some() {
+            if let Some(policy) = behind.other_policy {
+                findings.note(under_other(policy));
                 findings.fail();
             }
         }
@@ -169,7 +178,8 @@ impl Run<'_> {
             if let Some(said) = steps::alive(rows.iter().flatten().map(|x| x.to_f64())) {
                 findings.note(format!("all of it is {said}"));
             }
-            if behind.other_policy.is_some() {
+            if let Some(policy) = behind.other_policy {
+                findings.note(under_other(policy));
                 findings.fail();
             }
             reports.push(findings.finish());
