@@ -178,6 +178,12 @@ impl Inputs {
         &self.geometry
     }
 
+    /// Layers of the case.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.extent.layers
+    }
+
     /// What one decode layer reads; `layer` counts from 0.
     ///
     /// # Errors

@@ -195,7 +195,7 @@ pub fn written_rows(
 }
 
 /// A cache row written and the one that belongs there; either may be absent.
-fn row_element(position: Option<usize>, written: Option<i64>, belongs: Option<i64>) -> Element {
+pub fn row_element(position: Option<usize>, written: Option<i64>, belongs: Option<i64>) -> Element {
     let number = |row: Option<i64>| Number(row.map_or(f64::NAN, |row| row as f64));
     let bits = |row: Option<i64>| row.map_or_else(|| "absent".to_owned(), |row| format!("0x{row:016x}"));
     Element {
@@ -289,7 +289,7 @@ fn kv_values(e: &Evidenced<'_, '_>) -> Finding {
         .par_iter()
         .map(|&(id, input, before)| {
             let cache = e.evidence.cache(id).filter(|_| e.final_caches.contains_key(&input))?;
-            Some(final_hash(before, cache))
+            Some(final_hash(before, &cache.position, cache.values.view()))
         })
         .collect();
     for ((id, input, _), found) in caches.into_iter().zip(hashes) {
@@ -328,17 +328,21 @@ fn kv_values(e: &Evidenced<'_, '_>) -> Finding {
     }
 }
 
-/// SHA-256 of a cache with the captured rows written into it.
-fn final_hash(before: ArrayView2<'_, bf16>, cache: &CacheEvidence) -> String {
+/// SHA-256 of a cache with the captured rows written into it: row `row` holds `values[position[row]]`.
+pub fn final_hash(
+    before: ArrayView2<'_, bf16>,
+    position: &BTreeMap<usize, usize>,
+    values: ArrayView2<'_, bf16>,
+) -> String {
     let mut hasher = Sha256::new();
     let mut update = |rows: ArrayView2<'_, bf16>| match rows.as_slice() {
         Some(values) => hasher.update(cast_slice::<bf16, u8>(values)),
         None => rows.rows().into_iter().for_each(|row| hasher.update(cast_slice::<bf16, u8>(&row.to_vec()))),
     };
     let mut at = 0;
-    for (&row, &index) in &cache.position {
+    for (&row, &index) in position {
         update(before.slice(s![at..row, ..]));
-        update(cache.values.slice(s![index..=index, ..]));
+        update(values.slice(s![index..=index, ..]));
         at = row + 1;
     }
     update(before.slice(s![at.., ..]));

@@ -17,7 +17,7 @@ use crate::evidence::Evidence;
 use crate::report::{CaseReport, Check, GateReport, PolicyReport, TensorReport, Verdict};
 use crate::rules::Rules;
 use crate::tally::Comparison;
-use crate::{checks, notes, unforced};
+use crate::{checks, notes, runs, unforced};
 
 /// Default false-alarm probability of a whole run.
 pub const FALSE_ALARM: f64 = 1e-6;
@@ -59,6 +59,14 @@ pub enum JudgeError {
         /// The tensor.
         tensor: &'static str,
     },
+    /// The reference cannot run the model.
+    #[error("{case}: {source}")]
+    Model {
+        /// The case.
+        case: String,
+        /// Why not.
+        source: reference::model::ModelError,
+    },
 }
 
 /// Hears what is being done.
@@ -89,14 +97,14 @@ impl GateReport {
 pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, JudgeError> {
     let case = &job.bundle.case;
     progress.begin(&case.name);
-    if case.batch().is_none() {
-        return Ok(unjudged(case, job.policy, "token runs are not judged by this version"));
-    }
-    let inputs =
-        job.inputs.layer(0).map_err(|source| JudgeError::Inputs { case: case.name.clone(), source: source.into() })?;
     let Some(captures) = job.bundle.captures.as_ref() else {
         return Ok(unjudged(case, job.policy, "the bundle holds no captures"));
     };
+    if case.batch().is_none() {
+        return runs::judge(job, captures, progress);
+    }
+    let inputs =
+        job.inputs.layer(0).map_err(|source| JudgeError::Inputs { case: case.name.clone(), source: source.into() })?;
     let evidence = Evidence::collect(captures, &inputs, job.only);
     if evidence.tensors.is_empty() && evidence.wrong_dtype.is_empty() {
         return Ok(unjudged(case, job.policy, "the bundle holds no output"));
@@ -290,7 +298,7 @@ impl PatchedCache {
 }
 
 /// A case of which nothing can be said.
-fn unjudged(case: &Case, policy: &PolicyRequest, why: &str) -> CaseReport {
+pub fn unjudged(case: &Case, policy: &PolicyRequest, why: &str) -> CaseReport {
     CaseReport {
         name: case.name.clone(),
         path: String::new(),
@@ -307,6 +315,7 @@ fn unjudged(case: &Case, policy: &PolicyRequest, why: &str) -> CaseReport {
         first_divergence: None,
         consequences: Vec::new(),
         cause: None,
+        steps: Vec::new(),
     }
 }
 
@@ -380,6 +389,7 @@ fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Wa
         first_divergence,
         consequences,
         cause: None,
+        steps: Vec::new(),
     }
 }
 

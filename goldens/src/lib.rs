@@ -18,6 +18,8 @@ mod repeat;
 pub mod report;
 mod rules;
 pub mod run_state;
+mod runs;
+mod spread;
 mod tally;
 pub mod tokens;
 mod unforced;

@@ -107,6 +107,56 @@ pub struct CaseReport {
     pub consequences: Vec<String>,
     /// The named cause, when one was asked for and found.
     pub cause: Option<String>,
+    /// Every token of a token run, rows one after the other; empty for other kernels.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<TokenStep>,
+}
+
+/// One generated token.
+#[derive(Clone, Debug, Serialize)]
+pub struct TokenStep {
+    /// Batch row.
+    pub row: usize,
+    /// Which of the row's tokens, from 0, the one that the prefill gives.
+    pub step: usize,
+    /// The device's token.
+    pub device: i64,
+    /// The reference's token for the same state; `None` where its logits are NaN.
+    pub reference: Option<usize>,
+    /// How far the reference's logit of its token lies above that of the device's token or, where they agree, above the
+    /// runner-up's.
+    pub margin: Number,
+    /// How large a margin permitted freedoms can turn round.
+    pub bound: Number,
+    /// How they compare.
+    pub verdict: StepVerdict,
+    /// What else is to be said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// How a device's token compares with the reference's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepVerdict {
+    /// The same token.
+    Agree,
+    /// Another token, which permitted freedoms can give too.
+    NearTie,
+    /// A token that nothing permitted gives.
+    Fail,
+}
+
+impl StepVerdict {
+    /// The word itself.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Agree => "agree",
+            Self::NearTie => "near_tie",
+            Self::Fail => "fail",
+        }
+    }
 }
 
 /// One contract check.

@@ -53,7 +53,7 @@ pub struct RunStateError {
     /// The file.
     pub path: PathBuf,
     /// What is wrong with it.
-    pub fault: RunStateFault,
+    pub fault: Box<RunStateFault>,
 }
 
 /// What is wrong with the file of a run.
@@ -79,7 +79,7 @@ pub enum RunStateFault {
 /// # Errors
 /// What the file system says.
 pub fn save<W: Weights>(path: &Path, request: &Request, decoder: &Decoder<'_, W>) -> Result<(), RunStateError> {
-    let failed = |fault| RunStateError { path: path.to_path_buf(), fault };
+    let failed = |fault| RunStateError { path: path.to_path_buf(), fault: Box::new(fault) };
     let candidates = |choice: &Choice| choice.top.iter().map(|&(id, logit)| (id, logit.to_bits())).collect();
     let rows = decoder.sequences().iter().map(|row| row.choices.iter().map(candidates).collect());
     let standing = Standing { request: request.clone(), prefilled: decoder.prefilled(), choices: rows.collect() };
@@ -104,7 +104,7 @@ pub fn save<W: Weights>(path: &Path, request: &Request, decoder: &Decoder<'_, W>
 /// # Errors
 /// The file is malformed, or holds the run of another request.
 pub fn load<W: Weights>(path: &Path, request: &Request, decoder: &mut Decoder<'_, W>) -> Result<bool, RunStateError> {
-    let failed = |fault| RunStateError { path: path.to_path_buf(), fault };
+    let failed = |fault| RunStateError { path: path.to_path_buf(), fault: Box::new(fault) };
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use half::bf16;
-use ndarray::{Array2, ArrayView1, ArrayView2, CowArray, Ix2, s};
+use ndarray::{Array2, ArrayView1, ArrayView2, CowArray, Ix2, Zip, s};
 
 use crate::geometry::{BATCH, Geometry, PAGE};
 use crate::rounding::{Rounding, to_bf16};
@@ -119,8 +119,13 @@ impl DownWeight<'_> {
             }
             Self::Int8 { codes, scale } => {
                 let (codes, scale) = (codes.slice(s![.., columns.clone()]), scale.slice(s![columns]));
-                let value = |k, n| to_bf16(f32::from(codes[(k, n)]) * scale[n], Rounding::Rne);
-                Array2::from_shape_fn(codes.dim(), |(k, n)| value(k, n)).into()
+                let mut values = Array2::from_elem(codes.dim(), bf16::ZERO);
+                Zip::from(values.rows_mut()).and(codes.rows()).for_each(|mut values, codes| {
+                    Zip::from(&mut values).and(&codes).and(&scale).for_each(|value, &code, &scale| {
+                        *value = to_bf16(f32::from(code) * scale, Rounding::Rne);
+                    });
+                });
+                values.into()
             }
         }
     }

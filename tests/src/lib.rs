@@ -12,9 +12,11 @@ mod bench;
 mod device;
 mod files;
 mod program;
+mod run;
 pub mod said;
 pub mod written;
 
 pub use bench::{Bench, Visible, small, with_recipe};
 pub use device::{Device, Token, borrowed};
 pub use program::assay;
+pub use run::{Habits, TokenRun, small_run, values, values_mut};

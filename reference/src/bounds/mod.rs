@@ -89,9 +89,19 @@ impl Bounded {
 }
 
 /// `1 / sqrt(sum(x^2) * (1/n) + eps)` of a row of values that are exact in FP32, squares included when
-/// `exact_squares` (BF16 values); otherwise each square is rounded too.
+/// `exact_squares` (BF16 values); otherwise each square is rounded too. A square root, then a reciprocal.
 #[must_use]
 pub fn inverse_rms(x: ArrayView1<'_, f32>, eps: f32, exact_squares: bool, confidence: Confidence) -> Bounded {
+    inverse_root(x, eps, exact_squares, 2, confidence)
+}
+
+/// The same of a row of BF16 values where the reciprocal square root is one instruction, as in the final norm.
+#[must_use]
+pub fn final_inverse_rms(x: ArrayView1<'_, f32>, eps: f32, confidence: Confidence) -> Bounded {
+    inverse_root(x, eps, true, 1, confidence)
+}
+
+fn inverse_root(x: ArrayView1<'_, f32>, eps: f32, exact_squares: bool, roots: u32, confidence: Confidence) -> Bounded {
     let n = x.len();
     let (mut total, mut squares) = (0f64, 0f64);
     for &value in x {
@@ -106,7 +116,7 @@ pub fn inverse_rms(x: ArrayView1<'_, f32>, eps: f32, exact_squares: bool, confid
     if !exact_squares {
         relative += U;
     }
-    let roots = 2.0 * f64::from(ROOT_ULPS) * ULP;
+    let roots = f64::from(roots * ROOT_ULPS) * ULP;
     Bounded { value: exact, bound: exact * (0.5 * relative + roots) * SECOND_ORDER }
 }
 

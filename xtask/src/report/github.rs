@@ -8,6 +8,9 @@ use super::summary;
 use super::text::{grouped, plain};
 use crate::exit_codes::Code;
 
+/// Steps of a token run that are shown.
+const MOST_STEPS: usize = 50;
+
 /// The summary.
 pub fn render(report: &GateReport) -> String {
     let mut out = String::new();
@@ -53,6 +56,20 @@ fn section(out: &mut String, case: &CaseReport) -> std::fmt::Result {
             writeln!(out, "- rounding rule: {}", escape(violation))?;
         }
         writeln!(out)?;
+    }
+    if let Some(tokens) = summary::tokens(case) {
+        writeln!(out, "{}: {}\n", escape(&case.name), escape(&tokens))?;
+        let notable = summary::notable_steps(case);
+        if !notable.is_empty() {
+            writeln!(out, "| {} |\n|---:|---:|---:|---:|---:|---:|---|---|", summary::STEP_HEADINGS.join(" | "))?;
+        }
+        for step in notable.iter().take(MOST_STEPS) {
+            writeln!(out, "| {} |", summary::step_cells(step).map(|cell| escape(&cell)).join(" | "))?;
+        }
+        writeln!(out)?;
+        if notable.len() > MOST_STEPS {
+            writeln!(out, "{} more steps\n", notable.len() - MOST_STEPS)?;
+        }
     }
     writeln!(out, "<details><summary>{}: tensors, rounding rules, remarks</summary>\n", escape(&case.name))?;
     if !case.tensors.is_empty() {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use anstyle::{AnsiColor, Style};
 use comfy_table::presets::NOTHING;
 use comfy_table::{Cell, CellAlignment, Color, LineStyle, Table, TableStyle};
-use goldens::report::{CaseReport, GateReport, TensorReport, Verdict};
+use goldens::report::{CaseReport, GateReport, StepVerdict, TensorReport, Verdict};
 
 use super::summary;
 use super::text::{grouped, plain, plural};
@@ -63,6 +63,7 @@ fn passing(out: &mut String, case: &CaseReport) -> std::fmt::Result {
     title(out, case)?;
     let checks = case.checks.iter().filter(|check| check.verdict == Verdict::Pass).count();
     writeln!(out, "  {}; {checks} of {} checks pass", summary::compared(case), case.checks.len())?;
+    steps(out, case, false)?;
     rules(out, case)?;
     for check in case.checks.iter().filter(|check| check.verdict != Verdict::Pass) {
         writeln!(out, "  {} {}: {}", word(check.verdict), plain(&check.name), plain(&check.detail))?;
@@ -102,6 +103,7 @@ fn whole(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result
             writeln!(out, "  check {name}: {style}{}{style:#}: {detail}", word(check.verdict))?;
         }
     }
+    steps(out, case, verbose)?;
     rules(out, case)?;
     let most = if verbose { usize::MAX } else { FEW };
     remarks(out, "warning", &case.warnings, usize::MAX)?;
@@ -175,6 +177,44 @@ fn details(out: &mut String, tensor: &TensorReport) -> std::fmt::Result {
     }
     for element in elements {
         writeln!(out, "    {}", summary::element(element))?;
+    }
+    Ok(())
+}
+
+/// The tokens of a run: how many of them are what, and those worth a look.
+fn steps(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result {
+    let Some(tokens) = summary::tokens(case) else { return Ok(()) };
+    writeln!(out, "  {tokens}")?;
+    let notable = summary::notable_steps(case);
+    let shown = if verbose { case.steps.iter().collect() } else { notable };
+    if shown.is_empty() {
+        return Ok(());
+    }
+    let most = if verbose { usize::MAX } else { 4 * FEW };
+    let mut table = Table::new();
+    table.load_style(TABLE).enforce_styling();
+    table.set_header(summary::STEP_HEADINGS);
+    for column in table.column_iter_mut().take(6) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for step in shown.iter().take(most) {
+        let mut cells: Vec<Cell> = summary::step_cells(step).iter().map(|cell| Cell::new(plain(cell))).collect();
+        let colour = match step.verdict {
+            StepVerdict::Agree => Color::Green,
+            StepVerdict::NearTie => Color::Yellow,
+            StepVerdict::Fail => Color::Red,
+        };
+        if let Some(cell) = cells.get_mut(6) {
+            *cell = cell.clone().fg(colour);
+        }
+        table.add_row(cells);
+    }
+    for line in table.lines() {
+        writeln!(out, "  {}", line.trim_end())?;
+    }
+    let hidden = shown.len().saturating_sub(most);
+    if hidden > 0 {
+        writeln!(out, "  {} (--verbose shows them)", plural(hidden as u64, "more step"))?;
     }
     Ok(())
 }

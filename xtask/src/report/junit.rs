@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use goldens::report::{CaseReport, GateReport, TensorReport, Verdict};
+use goldens::report::{CaseReport, GateReport, StepVerdict, TensorReport, TokenStep, Verdict};
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use super::summary;
@@ -46,6 +46,16 @@ fn suite(case: &CaseReport) -> TestSuite {
             &format!("tensor {}", tensor.name),
             status(tensor.verdict, &plain(&summary::drift(tensor)), &description(tensor)),
         );
+    }
+    if let Some(tokens) = summary::tokens(case) {
+        let failed = case.steps.iter().any(|step| step.verdict == StepVerdict::Fail);
+        let verdict = if failed { Verdict::Fail } else { Verdict::Pass };
+        let line = |step: &&TokenStep| {
+            let cells = summary::STEP_HEADINGS.into_iter().zip(summary::step_cells(step));
+            cells.map(|(heading, cell)| format!("{heading} {}", plain(&cell))).collect::<Vec<_>>().join(", ")
+        };
+        let steps = summary::notable_steps(case).iter().map(line).collect::<Vec<_>>().join("\n");
+        add("tokens", status(verdict, &tokens, &steps));
     }
     let remarks = case.warnings.iter().map(|text| ("warning", text));
     let remarks = remarks.chain(case.coverage.iter().map(|text| ("not shown by this data", text)));

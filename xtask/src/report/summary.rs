@@ -1,6 +1,6 @@
 //! What a report says in words, for every format that a person reads.
 
-use goldens::report::{CaseReport, Check, Element, PolicyReport, TensorReport, Verdict};
+use goldens::report::{CaseReport, Check, Element, PolicyReport, StepVerdict, TensorReport, TokenStep, Verdict};
 use reference::Site;
 
 use super::text::{grouped, labelled, plural};
@@ -116,6 +116,67 @@ pub fn compared(case: &CaseReport) -> String {
         plural(sum(|tensor| tensor.elements), "element"),
         parts.join(", ")
     )
+}
+
+/// Margins named of a token run.
+const MARGINS: usize = 3;
+
+/// The tokens of a run, in one line; `None` where there are none.
+pub fn tokens(case: &CaseReport) -> Option<String> {
+    if case.steps.is_empty() {
+        return None;
+    }
+    let count = |verdict| case.steps.iter().filter(|step| step.verdict == verdict).count() as u64;
+    let [agree, near, fail] = [StepVerdict::Agree, StepVerdict::NearTie, StepVerdict::Fail].map(count);
+    let parts = [
+        (agree, format!("{} agree", grouped(agree))),
+        (near, plural(near, "near tie")),
+        (fail, format!("{} fail", grouped(fail))),
+    ];
+    let parts: Vec<String> = parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, text)| text).collect();
+    let mut margins: Vec<&TokenStep> = case.steps.iter().filter(|step| step.margin.0.is_finite()).collect();
+    margins.sort_by(|a, b| a.margin.0.total_cmp(&b.margin.0));
+    let smallest: Vec<String> = margins
+        .iter()
+        .take(MARGINS)
+        .map(|step| format!("{} (row {}, step {})", rounded(step.margin.0), step.row, step.step))
+        .collect();
+    let smallest =
+        if smallest.is_empty() { String::new() } else { format!("; smallest margins {}", smallest.join(", ")) };
+    Some(format!("{}: {}{smallest}", plural(case.steps.len() as u64, "token"), parts.join(", ")))
+}
+
+/// Steps worth a look: all that are not plain agreement.
+pub fn notable_steps(case: &CaseReport) -> Vec<&TokenStep> {
+    case.steps.iter().filter(|step| step.verdict != StepVerdict::Agree).collect()
+}
+
+/// The cells of a step: row, step, device, reference, margin, what freedoms can turn round, verdict, remark.
+pub fn step_cells(step: &TokenStep) -> [String; 8] {
+    [
+        step.row.to_string(),
+        step.step.to_string(),
+        step.device.to_string(),
+        step.reference.map_or_else(|| "none".to_owned(), |id| id.to_string()),
+        rounded(step.margin.0),
+        rounded(step.bound.0),
+        step.verdict.name().replace('_', " "),
+        step.note.clone().unwrap_or_default(),
+    ]
+}
+
+/// The headings of [`step_cells`].
+pub const STEP_HEADINGS: [&str; 8] = ["row", "step", "device", "reference", "margin", "bound", "verdict", "remark"];
+
+/// A logit difference with as many digits as tell something.
+fn rounded(value: f64) -> String {
+    if !value.is_finite() {
+        goldens::report::Number(value).to_string()
+    } else if value.abs() >= 0.1 {
+        format!("{value:.3}")
+    } else {
+        format!("{value:.6}")
+    }
 }
 
 /// The rules found, grouped by rule and in the contract's order of sites, each with its ties.

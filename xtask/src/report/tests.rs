@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use goldens::report::{CaseReport, Check, Element, GateReport, Number, PolicyReport, TensorReport, Verdict};
-use snapbox::{assert_data_eq, file};
+use goldens::report::{
+    CaseReport, Check, Element, GateReport, Number, PolicyReport, StepVerdict, TensorReport, TokenStep, Verdict,
+};
+use snapbox::{assert_data_eq, file, str};
 
 use super::{github, human, json, junit};
 
@@ -78,6 +80,7 @@ fn passing() -> CaseReport {
         first_divergence: None,
         consequences: vec![],
         cause: None,
+        steps: vec![],
     }
 }
 
@@ -124,6 +127,7 @@ fn failing() -> CaseReport {
         first_divergence: Some("attn_out".into()),
         consequences: vec!["out".into()],
         cause: Some("attention saw one page too many".into()),
+        steps: vec![],
         ..passing()
     }
 }
@@ -203,6 +207,31 @@ fn hostile() -> CaseReport {
         warnings: vec![text.into()],
         consequences: vec![text.into()],
         cause: Some(text.into()),
+        steps: vec![],
+        ..passing()
+    }
+}
+
+fn tokens() -> CaseReport {
+    let step = |step, device, reference, margin: f64, verdict, note: Option<&str>| TokenStep {
+        row: 1,
+        step,
+        device,
+        reference,
+        margin: Number(margin),
+        bound: Number(0.000_15),
+        verdict,
+        note: note.map(str::to_owned),
+    };
+    CaseReport {
+        name: "mini/tokens".into(),
+        steps: vec![
+            step(0, 17, Some(17), 0.75, StepVerdict::Agree, None),
+            step(1, 105, Some(243), 0.000_125, StepVerdict::NearTie, Some("either token is right")),
+            step(2, 9, Some(8), 1.5, StepVerdict::Fail, Some("not the largest logit")),
+            step(3, -1, None, f64::NAN, StepVerdict::Fail, Some("a | b")),
+        ],
+        verdict: Verdict::Fail,
         ..passing()
     }
 }
@@ -248,6 +277,36 @@ fn junit_report() {
 #[test]
 fn github_report() {
     assert_data_eq!(github::render(&report()), file!["snapshots/github.md"].raw());
+}
+
+#[test]
+fn steps_of_a_token_run_are_shown_where_they_are_not_plain_agreement() {
+    let report = GateReport::new(vec![tokens()]);
+    let human = uncoloured(&human::render(&report, false));
+    let (from, to) = (human.find("  4 tokens").unwrap(), human.find("  policy auto").unwrap());
+    assert_data_eq!(
+        &human[from..to],
+        str![[r#"
+  4 tokens: 1 agree, 1 near tie, 2 fail; smallest margins 0.000125 (row 1, step 1), 0.750 (row 1, step 0), 1.500 (row 1, step 2)
+    row   step   device   reference     margin      bound   verdict    remark
+   ──────────────────────────────────────────────────────────────────────────────────────────
+      1      1      105         243   0.000125   0.000150   near tie   either token is right
+      1      2        9           8      1.500   0.000150   fail       not the largest logit
+      1      3       -1        none        NaN   0.000150   fail       a | b
+
+"#]]
+    );
+    let markdown = github::render(&report);
+    assert!(markdown.contains("| 1 | 2 | 9 | 8 | 1.500 | 0.000150 | fail | not the largest logit |"), "{markdown}");
+    assert!(markdown.contains("a \\| b"), "{markdown}");
+    let xml = junit::render(&report).unwrap();
+    assert!(xml.contains("name=\"tokens\"") && xml.contains("verdict near tie, remark either token is right"), "{xml}");
+    let read: serde_json::Value = serde_json::from_str(&json::render(&report)).unwrap();
+    let step = &read["cases"][0]["steps"][1];
+    assert_eq!((&step["verdict"], &step["device"], &step["reference"]), (&"near_tie".into(), &105.into(), &243.into()));
+    assert_eq!(read["cases"][0]["steps"][3]["margin"], "NaN");
+    let all: serde_json::Value = serde_json::from_str(&json::render(&GateReport::new(vec![passing()]))).unwrap();
+    assert_eq!(all["cases"][0].get("steps"), None);
 }
 
 #[test]

@@ -1,0 +1,161 @@
+//! From marks to the report on one tensor of a token run.
+
+use std::collections::BTreeSet;
+
+use half::bf16;
+use reference::DType;
+
+use crate::Mark;
+use crate::report::{Element, Number, TensorReport, Verdict};
+use crate::tally::ulps;
+
+/// Elements listed as the worst.
+const WORST: usize = 5;
+
+/// What was found in one tensor.
+#[derive(Debug)]
+pub struct Findings {
+    report: TensorReport,
+    rows: BTreeSet<usize>,
+    heads: BTreeSet<usize>,
+    pages: BTreeSet<usize>,
+    /// Elements of each mark, the worst first; drift, ties and flips.
+    worst: [Vec<(f64, Element)>; 3],
+}
+
+/// One element of both sides.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair {
+    dtype: DType,
+    device: f32,
+    reference: f32,
+    bits: [u32; 2],
+}
+
+impl From<[bf16; 2]> for Pair {
+    fn from([device, reference]: [bf16; 2]) -> Self {
+        let bits = [device, reference].map(|value| u32::from(value.to_bits()));
+        Self { dtype: DType::Bf16, device: device.to_f32(), reference: reference.to_f32(), bits }
+    }
+}
+
+impl From<[f32; 2]> for Pair {
+    fn from([device, reference]: [f32; 2]) -> Self {
+        Self { dtype: DType::F32, device, reference, bits: [device.to_bits(), reference.to_bits()] }
+    }
+}
+
+impl Pair {
+    /// Whether both sides hold the same bits; NaN equals NaN.
+    pub fn same(&self) -> bool {
+        self.bits[0] == self.bits[1] || (self.device.is_nan() && self.reference.is_nan())
+    }
+
+    fn difference(&self) -> f64 {
+        let difference = (f64::from(self.device) - f64::from(self.reference)).abs();
+        if difference.is_finite() { difference } else { f64::INFINITY }
+    }
+
+    fn element(&self, index: Vec<usize>) -> Element {
+        let width = self.dtype.size() * 2;
+        let finite = self.device.is_finite() && self.reference.is_finite();
+        let [device_bits, reference_bits] = self.bits.map(|bits| format!("0x{bits:0width$x}"));
+        Element {
+            index,
+            device: Number(f64::from(self.device)),
+            reference: Number(f64::from(self.reference)),
+            device_bits,
+            reference_bits,
+            ulps: finite.then(|| ulps(self.dtype, self.bits[0], self.bits[1])),
+        }
+    }
+}
+
+impl Findings {
+    /// Nothing found yet.
+    pub fn new(name: &str, forced: bool) -> Self {
+        let report = TensorReport { forced, ..TensorReport::new(name, Verdict::Pass) };
+        Self {
+            report,
+            rows: BTreeSet::new(),
+            heads: BTreeSet::new(),
+            pages: BTreeSet::new(),
+            worst: Default::default(),
+        }
+    }
+
+    /// Counts one element of batch row `row`.
+    pub fn add(&mut self, mark: Mark, pair: Pair, row: usize, index: impl FnOnce() -> Vec<usize>) {
+        let report = &mut self.report;
+        report.elements += 1;
+        report.nonfinite += u64::from(!pair.device.is_finite());
+        let kind = match mark {
+            Mark::Skipped => {
+                report.elements -= 1;
+                return;
+            }
+            Mark::Exact => {
+                report.exact += 1;
+                return;
+            }
+            Mark::Drift => {
+                report.unexplained += 1;
+                let half = pair.reference != 0.0 && pair.device * 2.0 == pair.reference;
+                report.exactly_half += u64::from(half);
+                self.rows.insert(row);
+                0
+            }
+            Mark::Tie => {
+                report.explained_ties += 1;
+                1
+            }
+            Mark::Flip => {
+                report.explained_flips += 1;
+                2
+            }
+        };
+        let (worst, difference) = (&mut self.worst[kind], pair.difference());
+        let full = worst.len() >= WORST;
+        if !full || worst.last().is_some_and(|(least, _)| difference > *least) {
+            worst.truncate(WORST - usize::from(full));
+            let at = worst.partition_point(|(larger, _)| *larger >= difference);
+            worst.insert(at, (difference, pair.element(index())));
+        }
+    }
+
+    /// Says where drift lies besides its row.
+    pub fn drifts_at(&mut self, head: Option<usize>, page: Option<usize>) {
+        self.heads.extend(head);
+        self.pages.extend(page);
+    }
+
+    /// Adds a remark.
+    pub fn note(&mut self, note: String) {
+        self.report.notes.push(note);
+    }
+
+    /// A failure that no single element shows.
+    pub fn fail(&mut self) {
+        self.report.verdict = Verdict::Fail;
+    }
+
+    /// The report.
+    pub fn finish(mut self) -> TensorReport {
+        let report = &mut self.report;
+        report.explained = report.explained_flips + report.explained_ties;
+        if report.unexplained > 0 {
+            report.verdict = Verdict::Fail;
+        } else if report.elements == 0 && report.verdict == Verdict::Pass {
+            report.verdict = Verdict::Unjudged;
+        }
+        let drifts = !self.worst[0].is_empty();
+        let worst = self.worst.into_iter().find(|worst| !worst.is_empty()).unwrap_or_default();
+        let worst: Vec<Element> = worst.into_iter().map(|(_, element)| element).collect();
+        report.worst = worst.first().cloned();
+        report.worst_elements = if drifts { worst } else { Vec::new() };
+        report.rows_failing = self.rows.into_iter().collect();
+        report.heads_failing = self.heads.into_iter().collect();
+        report.pages_failing = self.pages.into_iter().collect();
+        self.report
+    }
+}
