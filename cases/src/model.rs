@@ -3,8 +3,10 @@
 use half::bf16;
 use ndarray::{ArrayView1, ArrayView2, Axis};
 use reference::model::Weights;
-use reference::{Geometry, LayerWeights};
+use reference::{DType, Geometry, LayerWeights};
+use safetensors::Dtype;
 
+use crate::checkpoint::{Fingerprint, Named, fingerprint};
 use crate::input::Input;
 use crate::inputs::{InputError, Inputs};
 
@@ -31,6 +33,35 @@ impl Inputs {
             final_norm: self.f32(Input::FinalNormWeight)?.index_axis_move(Axis(0), 0),
             lm_head: self.bf16(Input::LmHeadWeight)?,
         })
+    }
+
+    /// The fingerprint of the whole model, over its tensors in the kernels' layout (`docs/checkpoints.md`, Fingerprint).
+    ///
+    /// # Errors
+    /// As [`Inputs::model`].
+    pub fn fingerprint(
+        &self,
+        rope_theta: f64,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<Fingerprint, InputError> {
+        let model = self.model()?;
+        // What is in the caches before the run changes nothing that it gives.
+        let weights = Input::ALL.into_iter().filter(|input| {
+            !matches!(input, Input::HiddenStates | Input::KCache | Input::VCache | Input::RopeCos | Input::RopeSin)
+        });
+        let named = |input: Input| {
+            let dtype = match input.dtype() {
+                DType::Bf16 => Dtype::BF16,
+                DType::F32 => Dtype::F32,
+                DType::I8 => Dtype::I8,
+                DType::I32 => Dtype::I32,
+                DType::I64 => Dtype::I64,
+            };
+            let tensor = self.tensor(input)?;
+            let shape = tensor.shape().to_vec();
+            Some(Named { name: input.name().to_owned(), dtype, shape, bytes: self.bytes(input)? })
+        };
+        Ok(fingerprint(&model.geometry, rope_theta, weights.filter_map(named).collect(), progress))
     }
 }
 

@@ -27,6 +27,28 @@ pub trait Weights {
     fn lm_head(&self) -> ArrayView2<'_, bf16>;
 }
 
+impl<W: Weights + ?Sized> Weights for &W {
+    fn geometry(&self) -> &Geometry {
+        (**self).geometry()
+    }
+
+    fn layer(&self, layer: usize) -> Option<LayerWeights<'_>> {
+        (**self).layer(layer)
+    }
+
+    fn embed_tokens(&self) -> ArrayView2<'_, bf16> {
+        (**self).embed_tokens()
+    }
+
+    fn final_norm(&self) -> ArrayView1<'_, f32> {
+        (**self).final_norm()
+    }
+
+    fn lm_head(&self) -> ArrayView2<'_, bf16> {
+        (**self).lm_head()
+    }
+}
+
 /// Why a step cannot be computed. But for [`ModelError::NoLayer`], nothing has been written to the cache then.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs)] // Each variant and its fields are spelled out by the message.

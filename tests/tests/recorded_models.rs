@@ -3,6 +3,9 @@
 //! definition that was recorded. How far they may lie apart is no tolerance of ours: each definition was recorded in
 //! several precisions, and what those differ by among themselves is printed beside what the reference differs by.
 
+// Test code from end to end.
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

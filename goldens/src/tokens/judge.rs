@@ -114,7 +114,7 @@ pub fn check(job: &Check<'_>, follower: Option<&mut dyn Follow>) -> Result<Token
         let Walk { steps, mut findings, .. } = walk;
         if let Some(step) = open {
             report.remarks.push(format!(
-                "row {row}: the device left the golden's tokens at step {step}; name the model (--model DIR) to judge what follows on its own tokens"
+                "row {row}: the device left the golden's tokens at step {step}; name the model (--model or --case) to judge what follows on its own tokens"
             ));
         }
         if let Some(before) = job.before {

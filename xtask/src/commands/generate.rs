@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use goldens::run_state::{self, Request};
 use reference::generate::{Decoder, Sequence, Stop};
+use reference::model::Weights;
 use reference::{BATCH, Batch, Policy, Site};
 use serde::Serialize;
 
@@ -87,8 +88,12 @@ impl Generate {
     /// What is wrong with the request, the checkpoint or the file of an unfinished run.
     pub fn run(&self) -> Result<Code, Refusal> {
         let opened = self.prompts.open()?;
-        let mut decoder = opened.decoder(opened.policy.clone())?;
-        let request = self.resume.as_ref().map(|_| request(&opened));
+        let weights = opened.source.weights()?;
+        let weights: &dyn Weights = &*weights;
+        let rope = opened.source.rope(opened.limits.max_seq_len)?;
+        let (prompts, limits) = (opened.prompts.clone(), opened.limits.clone());
+        let mut decoder = Decoder::new(&weights, rope, prompts, limits, opened.policy.clone())?;
+        let request = self.resume.as_ref().map(|_| request(&opened)).transpose()?;
         if let (Some(path), Some(request)) = (&self.resume, &request) {
             run_state::load(path, request, &mut decoder)?;
         }
@@ -99,7 +104,7 @@ impl Generate {
         {
             output::stderr(&format!("{}: the run is done, and its file cannot be removed: {error}\n", path.display()));
         }
-        let timing = if self.timing { Some(timing(&opened, &decoder, &steps)?) } else { None };
+        let timing = if self.timing { Some(timing(&weights, &decoder, &steps)?) } else { None };
         let rows = decoder.sequences().iter().map(|sequence| row(sequence, &opened, self.timing.then_some(&steps)));
         let answer = Answer { rows: rows.collect::<Result<_, _>>()?, timing };
         match self.format {
@@ -112,7 +117,7 @@ impl Generate {
     /// Runs to the end. Gives each advance's seconds with the most tokens that a row had after it.
     fn advance(
         &self,
-        decoder: &mut Decoder<'_, cases::Checkpoint>,
+        decoder: &mut Decoder<'_, impl Weights>,
         opened: &Opened,
         request: Option<&Request>,
     ) -> Result<Vec<(usize, f64)>, Refusal> {
@@ -139,17 +144,15 @@ impl Generate {
 }
 
 /// Everything that decides what the run gives.
-fn request(opened: &Opened) -> Request {
-    let bar = Bar::of_bytes(opened.checkpoint.tensors().map(|tensor| tensor.bytes as u64).sum());
-    let progress = |done, _| bar.reached(done);
-    Request {
-        model: opened.checkpoint.fingerprint(&progress).to_string(),
+fn request(opened: &Opened) -> Result<Request, Refusal> {
+    Ok(Request {
+        model: opened.source.fingerprint()?,
         prompts: opened.prompts.clone(),
         max_new_tokens: opened.limits.max_new_tokens,
         max_seq_len: opened.limits.max_seq_len,
         stop_ids: opened.limits.stop_ids.clone(),
         policy: rules(&opened.policy),
-    }
+    })
 }
 
 /// The rule at every site, by name.
@@ -179,11 +182,7 @@ fn row(sequence: &Sequence, opened: &Opened, steps: Option<&Vec<(usize, f64)>>) 
     })
 }
 
-fn timing(
-    opened: &Opened,
-    decoder: &Decoder<'_, cases::Checkpoint>,
-    steps: &[(usize, f64)],
-) -> Result<Timing, Refusal> {
+fn timing<W: Weights>(weights: &W, decoder: &Decoder<'_, W>, steps: &[(usize, f64)]) -> Result<Timing, Refusal> {
     let prefill = steps.iter().filter(|(tokens, _)| *tokens <= 1).map(|(_, seconds)| seconds).sum();
     let mut decode: Vec<f64> = steps.iter().filter(|(tokens, _)| *tokens > 1).map(|(_, seconds)| *seconds).collect();
     decode.sort_by(f64::total_cmp);
@@ -195,7 +194,7 @@ fn timing(
         *context = row.prompt.len() + row.choices.len().saturating_sub(1);
     }
     let floors = Gauge::new().best();
-    let (_, floor_seconds) = Work::step(&opened.checkpoint, &last)?.floor(&floors);
+    let (_, floor_seconds) = Work::step(weights, &last)?.floor(&floors);
     Ok(Timing {
         prefill_seconds: prefill,
         seconds_per_step: median,

@@ -2,17 +2,16 @@
 //! `goldens::tokens`; this finds the files and shows what came back.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use cases::seeded::{Rope, rope};
-use cases::{Checkpoint, Tokenizer};
+use cases::Tokenizer;
 use clap::{Args, Subcommand};
 use goldens::tokens::{self, Dump, Follow, Golden, Model, Recorded, Reference, Row, State, Store};
-use ndarray::Array2;
+use reference::model::Weights;
 
 use super::prompts::Prompts;
 use super::show::{Format, json, table};
+use super::source::{Place, Source};
 use crate::exit_codes::Code;
 use crate::progress::Bar;
 use crate::refusal::Refusal;
@@ -103,9 +102,9 @@ pub struct Check {
     golden: String,
     /// What the device generated: a bundle, captures.safetensors, JSON, or lines of ids
     dump: Option<PathBuf>,
-    /// Checkpoint that the golden was made from: follows a device that left it at a near tie
-    #[arg(long, value_name = "DIR", required_unless_present = "dump")]
-    model: Option<PathBuf>,
+    // The model that the golden was made from: follows a device that left it at a near tie.
+    #[command(flatten)]
+    place: Place,
     /// A tokenizer.json, or the directory that holds it; default: the model's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -151,12 +150,12 @@ impl Record {
         let store = self.folder.store()?;
         store.check_writable(&self.name)?;
         let opened = self.prompts.open()?;
-        let model = &opened.checkpoint;
+        let weights = opened.source.weights()?;
         let bar = Bar::new(1);
         goldens::Progress::begin(&bar, &self.name);
         let reference = Reference {
-            weights: model,
-            rope: tables(model, opened.limits.max_seq_len)?,
+            weights: &&*weights,
+            rope: opened.source.rope(opened.limits.max_seq_len)?,
             limits: opened.limits.clone(),
             policy: opened.policy.clone(),
             samples: self.samples,
@@ -174,7 +173,11 @@ impl Record {
             name: self.name.clone(),
             tool: concat!("assay ", env!("CARGO_PKG_VERSION")).to_owned(),
             accepted: None,
-            model: described(model),
+            model: Model {
+                name: opened.source.name(),
+                fingerprint: opened.source.fingerprint()?,
+                geometry: opened.source.geometry()?,
+            },
             policy: opened.policy.clone(),
             limits: opened.limits.clone(),
             samples: self.samples,
@@ -200,53 +203,35 @@ impl Record {
     }
 }
 
-/// What tells the model of a golden from others.
-fn described(model: &Checkpoint) -> Model {
-    let dir = model.dir().canonicalize().unwrap_or_else(|_| model.dir().to_owned());
-    let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Model { name, fingerprint: fingerprint(model), geometry: model.geometry().clone() }
-}
-
-/// The model's fingerprint, with a bar over its bytes while they are read.
-fn fingerprint(model: &Checkpoint) -> String {
-    let bar = OnceLock::new();
-    let progress = |done, total| bar.get_or_init(|| Bar::of_bytes(total)).reached(done);
-    model.fingerprint(&progress).to_string()
-}
-
-/// RoPE tables of contexts up to `most` tokens.
-fn tables(model: &Checkpoint, most: usize) -> Result<[Array2<f32>; 2], Refusal> {
-    let table = |which| {
-        let table = rope(which, most, model.geometry().head_dim, model.rope_theta());
-        table.map_err(|error| Refusal::Request(format!("max_seq_len {most}: {error}")))
-    };
-    Ok([table(Rope::Cos)?, table(Rope::Sin)?])
-}
-
 impl Check {
     fn run(&self) -> Result<Code, Refusal> {
         let golden = self.folder.store()?.find(&self.golden)?;
         let dump = self.dump.as_deref().map(Dump::read);
         let before = self.before.as_deref().map(Dump::read).transpose()?;
-        let tokenizer = match (&self.tokenizer, &self.model) {
+        let tokenizer = match (&self.tokenizer, &self.place.model) {
             (Some(path), _) => Some(Tokenizer::open(path)?),
             (None, Some(dir)) if Tokenizer::is_in(dir) => Some(Tokenizer::open(dir)?),
             _ => None,
         };
-        let model = self.model.as_deref().map(|dir| open(dir, &golden)).transpose()?;
+        let source = self.place.open()?;
+        if let Some(source) = &source {
+            same(source, &golden)?;
+        }
+        let weights = source.as_ref().map(Source::weights).transpose()?;
+        let weights: Option<&dyn Weights> = weights.as_deref();
         let bar = Bar::new(1);
         goldens::Progress::begin(&bar, &golden.name);
-        let reference = |model| -> Result<Reference<'_, Checkpoint>, Refusal> {
-            Ok(Reference {
-                weights: model,
-                rope: tables(model, golden.limits.max_seq_len)?,
+        let mut reference = match (&source, &weights) {
+            (Some(source), Some(weights)) => Some(Reference {
+                weights,
+                rope: source.rope(golden.limits.max_seq_len)?,
                 limits: golden.limits.clone(),
                 policy: golden.policy.clone(),
                 samples: golden.samples,
                 progress: &bar,
-            })
+            }),
+            _ => None,
         };
-        let mut reference = model.as_ref().map(reference).transpose()?;
         let report = match dump {
             Some(Ok(dump)) => {
                 dump.check_prompts(&golden, self.row)?;
@@ -276,29 +261,30 @@ impl Check {
     }
 }
 
-/// The checkpoint that a golden was made from.
-fn open(dir: &Path, golden: &Golden) -> Result<Checkpoint, Refusal> {
-    let model = Checkpoint::open(dir)?;
-    let found = fingerprint(&model);
-    if found != golden.model.fingerprint {
-        return Err(Refusal::Request(format!(
-            "--model {}: is not the model of the golden `{}`, which is {}: its fingerprint is {found}, the golden's {}",
-            dir.display(),
-            golden.name,
-            golden.model.name,
-            golden.model.fingerprint
-        )));
+/// Refuses a model that a golden was not made from.
+fn same(source: &Source, golden: &Golden) -> Result<(), Refusal> {
+    let found = source.fingerprint()?;
+    if found == golden.model.fingerprint {
+        return Ok(());
     }
-    Ok(model)
+    Err(Refusal::Request(format!(
+        "{}: is not the model of the golden `{}`, which is {}: its fingerprint is {found}, the golden's {}",
+        source.name(),
+        golden.name,
+        golden.model.name,
+        golden.model.fingerprint
+    )))
 }
 
 /// A second run of the reference.
 fn again(
     golden: &Golden,
-    reference: Option<&Reference<'_, Checkpoint>>,
+    reference: Option<&Reference<'_, &dyn Weights>>,
 ) -> Result<tokens::report::TokensReport, Refusal> {
     let Some(reference) = reference else {
-        return Err(Refusal::Request("name a dump to judge, or the model with --model to run it again".into()));
+        return Err(Refusal::Request(
+            "name a dump to judge, or the model with --model or --case to run it again".into(),
+        ));
     };
     let prompts: Vec<Vec<usize>> = golden.rows.iter().map(|row: &Row| row.prompt_ids.clone()).collect();
     let rows = reference.repeat(&prompts)?;

@@ -9,4 +9,5 @@ mod golden;
 pub mod model;
 mod prompts;
 mod show;
+mod source;
 pub mod tokens;

@@ -2,29 +2,32 @@
 
 use std::path::PathBuf;
 
-use cases::seeded::{Rope, rope};
-use cases::{Checkpoint, PolicyRequest, Tokenizer};
+use cases::{PolicyRequest, Tokenizer};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use ndarray::Array2;
 use reference::Policy;
-use reference::generate::{Decoder, Limits};
+use reference::generate::Limits;
 
+use super::source::{Place, Source};
 use crate::refusal::Refusal;
+
+/// New tokens of the field's standing test.
+const STANDING_TOKENS: usize = 48;
+/// Tokens that a row of the standing test may have.
+const STANDING_LENGTH: usize = 256;
 
 /// A model and prompts.
 #[derive(Args)]
 pub struct Prompts {
-    /// Directory of the checkpoint
-    #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     prompts: List,
-    /// Tokens that a row may generate; the default is the field's standing test
-    #[arg(long, value_name = "N", default_value_t = 48)]
-    max_new_tokens: usize,
-    /// Tokens that a row may have, its prompt included
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    max_seq_len: usize,
+    /// Tokens that a row may generate; default: 48, the field's standing test, or as many as the case's run gives
+    #[arg(long, value_name = "N")]
+    max_new_tokens: Option<usize>,
+    /// Tokens that a row may have, its prompt included; default: 256, or as many as the case's tables have
+    #[arg(long, value_name = "N")]
+    max_seq_len: Option<usize>,
     /// A tokenizer.json, or the directory that holds it; default: the model's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -51,7 +54,7 @@ impl Args for List {
         command
             .arg(text.help("A prompt as text, which needs a tokenizer; once for each row"))
             .arg(ids.help("A prompt as token ids, such as 1,2,3; once for each row").value_parser(ids_of))
-            .group(clap::ArgGroup::new("prompts").args(["prompt", "prompt_ids"]).multiple(true).required(true))
+            .group(clap::ArgGroup::new("prompts").args(["prompt", "prompt_ids"]).multiple(true))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -88,7 +91,7 @@ fn ids_of(text: &str) -> Result<Vec<usize>, String> {
 /// The request with its files opened.
 pub struct Opened {
     /// The model.
-    pub checkpoint: Checkpoint,
+    pub source: Source,
     /// The tokenizer, where there is one.
     pub tokenizer: Option<Tokenizer>,
     /// Token ids of each row's prompt.
@@ -116,44 +119,36 @@ impl Prompts {
                 ));
             }
         };
-        let checkpoint = Checkpoint::open(&self.model)?;
-        let tokenizer = match &self.tokenizer {
-            Some(path) => Some(Tokenizer::open(path)?),
-            None if Tokenizer::is_in(&self.model) => Some(Tokenizer::open(&self.model)?),
-            None => None,
+        let source = self.place.open()?.ok_or_else(|| {
+            Refusal::Request("no model: name a checkpoint with --model, or a tokens case with --case".into())
+        })?;
+        let tokenizer = match (&self.tokenizer, source.dir()) {
+            (Some(path), _) => Some(Tokenizer::open(path)?),
+            (None, Some(dir)) if Tokenizer::is_in(dir) => Some(Tokenizer::open(dir)?),
+            _ => None,
         };
         let encode = |prompt: &Prompt| match (prompt, &tokenizer) {
             (Prompt::Ids(ids), _) => Ok(ids.clone()),
             (Prompt::Text(text), Some(tokenizer)) => Ok(tokenizer.encode(text)?),
             (Prompt::Text(text), None) => Err(Refusal::Request(format!(
-                "--prompt {text:?}: {} has no tokenizer.json; name one with --tokenizer, or give token ids with --prompt-ids",
-                self.model.display()
+                "--prompt {text:?}: the model has no tokenizer.json; name one with --tokenizer, or give token ids with \
+                 --prompt-ids"
             ))),
         };
-        let prompts = self.prompts.0.iter().map(encode).collect::<Result<_, _>>()?;
+        let mut prompts: Vec<Vec<usize>> = self.prompts.0.iter().map(encode).collect::<Result<_, _>>()?;
+        if let (true, Some(run)) = (prompts.is_empty(), source.run()) {
+            prompts.clone_from(&run.prompts);
+        }
+        if prompts.is_empty() {
+            return Err(Refusal::Request("no prompt: give one with --prompt TEXT or --prompt-ids 1,2,3".into()));
+        }
+        let steps = source.run().map_or(STANDING_TOKENS, |run| 1 + run.decode_steps);
         let limits = Limits {
-            max_new_tokens: self.max_new_tokens,
-            max_seq_len: self.max_seq_len,
-            stop_ids: checkpoint.stop_ids().to_vec(),
+            max_new_tokens: self.max_new_tokens.unwrap_or(steps),
+            max_seq_len: self.max_seq_len.unwrap_or(source.max_seq().unwrap_or(STANDING_LENGTH)),
+            stop_ids: source.stop_ids().to_vec(),
         };
-        Ok(Opened { checkpoint, tokenizer, prompts, limits, policy })
-    }
-}
-
-impl Opened {
-    /// A run of the request under `policy`.
-    ///
-    /// # Errors
-    /// Prompts or limits that no run can have.
-    pub fn decoder(&self, policy: Policy) -> Result<Decoder<'_, Checkpoint>, Refusal> {
-        let model = &self.checkpoint;
-        let table = |which| -> Result<Array2<f32>, Refusal> {
-            let most = self.limits.max_seq_len;
-            let table = rope(which, most, model.geometry().head_dim, model.rope_theta());
-            table.map_err(|error| Refusal::Request(format!("--max-seq-len {most}: {error}")))
-        };
-        let tables = [table(Rope::Cos)?, table(Rope::Sin)?];
-        Ok(Decoder::new(model, tables, self.prompts.clone(), self.limits.clone(), policy)?)
+        Ok(Opened { source, tokenizer, prompts, limits, policy })
     }
 }
 
@@ -181,8 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_prompts_and_words_that_are_no_ids_are_refused() {
-        assert!(parse(&[]).unwrap_err().to_string().contains("--prompt"));
+    fn words_that_are_no_ids_are_refused() {
         for ids in ["", ",", "1,x", "-1", "1.5", "99999999999999999999999"] {
             assert!(parse(&[&format!("--prompt-ids={ids}")]).unwrap_err().to_string().contains("token id"), "{ids}");
         }
