@@ -13,10 +13,13 @@ use reference::generate::{Choice, Decoder, GenerateError};
 use reference::model::{PagedCache, Weights};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 /// Key of the run in the file's metadata.
 const KEY: &str = "assay_run";
+/// Key of the SHA-256 over the run and the tensors' bytes: a file that has been damaged would go on to other tokens.
+const CHECKSUM: &str = "assay_sha256";
 
 /// Everything that decides what a run gives. Runs go on from files of equal requests only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +67,10 @@ pub enum RunStateFault {
     Io(#[from] io::Error),
     #[error("{0}")]
     Header(#[from] HeaderError),
+    #[error("is not a regular file; name one, or a file that is not there yet")]
+    NoFile,
+    #[error("has been damaged: its SHA-256 is not the one it says; remove it to begin anew")]
+    Damaged,
     #[error("holds no unfinished run: {0}; name another file, or remove it to begin anew")]
     NoRun(String),
     #[error("holds a run of another request ({0} differs); name another file, or remove it to begin anew")]
@@ -84,18 +91,17 @@ pub fn save<W: Weights>(path: &Path, request: &Request, decoder: &Decoder<'_, W>
     let rows = decoder.sequences().iter().map(|row| row.choices.iter().map(candidates).collect());
     let standing = Standing { request: request.clone(), prefilled: decoder.prefilled(), choices: rows.collect() };
     let json = serde_json::to_string(&standing).map_err(|error| failed(io::Error::from(error).into()))?;
-    let mut header = Header { metadata: BTreeMap::from([(KEY.to_owned(), json)]), ..Header::default() };
-    let (mut data, mut end) = (Vec::new(), 0);
+    let (mut header, mut data, mut end) = (Header::default(), Vec::new(), 0);
     for (name, values, shape) in tensors(decoder.cache()) {
         let bytes = size_of_val(values);
         let entry = Entry { dtype: Dtype::BF16, shape: shape.to_vec(), data_offsets: (end, end + bytes) };
         header.tensors.insert(name, entry);
-        data.push(values);
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
         end += bytes;
     }
+    header.metadata = BTreeMap::from([(CHECKSUM.to_owned(), checksum(&json, &data)), (KEY.to_owned(), json)]);
     let mut bytes = header.encode().map_err(|error| failed(error.into()))?;
-    bytes.reserve_exact(end);
-    data.into_iter().flatten().for_each(|value| bytes.extend(value.to_le_bytes()));
+    bytes.extend(data);
     write_atomically(path, &bytes).map_err(|error| failed(error.into()))
 }
 
@@ -105,11 +111,14 @@ pub fn save<W: Weights>(path: &Path, request: &Request, decoder: &Decoder<'_, W>
 /// The file is malformed, or holds the run of another request.
 pub fn load<W: Weights>(path: &Path, request: &Request, decoder: &mut Decoder<'_, W>) -> Result<bool, RunStateError> {
     let failed = |fault| RunStateError { path: path.to_path_buf(), fault: Box::new(fault) };
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
+    // A link would be replaced by the next file and not followed, a pipe would be waited for.
+    match path.symlink_metadata() {
+        Ok(found) if found.is_file() => {}
+        Ok(_) => return Err(failed(RunStateFault::NoFile)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(failed(error.into())),
-    };
+    }
+    let bytes = fs::read(path).map_err(|error| failed(error.into()))?;
     restore(&bytes, request, decoder).map_err(failed)?;
     Ok(true)
 }
@@ -117,10 +126,13 @@ pub fn load<W: Weights>(path: &Path, request: &Request, decoder: &mut Decoder<'_
 fn restore<W: Weights>(bytes: &[u8], request: &Request, decoder: &mut Decoder<'_, W>) -> Result<(), RunStateFault> {
     let header = Header::read(bytes, bytes.len() as u64)?;
     let json = header.metadata.get(KEY).ok_or_else(|| RunStateFault::NoRun(format!("no {KEY} in its metadata")))?;
+    let data = &bytes[bytes.len() - header.data_length()..];
+    if header.metadata.get(CHECKSUM) != Some(&checksum(json, data)) {
+        return Err(RunStateFault::Damaged);
+    }
     let standing: Standing =
         serde_json::from_str(json).map_err(|error| RunStateFault::NoRun(format!("{KEY}: {error}")))?;
     same(&standing.request, request)?;
-    let data = &bytes[bytes.len() - header.data_length()..];
     let mut kept: BTreeMap<String, &[u8]> = BTreeMap::new();
     for (name, _, shape) in tensors(decoder.cache()) {
         let expected = format!("BF16 {shape:?}");
@@ -161,6 +173,14 @@ fn same(found: &Request, asked: &Request) -> Result<(), RunStateFault> {
         ("the policy", found.policy == asked.policy),
     ];
     parts.iter().find(|(_, equal)| !equal).map_or(Ok(()), |(what, _)| Err(RunStateFault::Other(what)))
+}
+
+/// SHA-256 of the run and the tensors' bytes, in hexadecimal.
+fn checksum(run: &str, data: &[u8]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(run);
+    hash.update(data);
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn names(layer: usize) -> [String; 2] {
@@ -274,10 +294,22 @@ mod tests {
         };
         assert!(replaced("k_cache.1", "k_cache.7").contains("tensor k_cache.1: absent"));
         assert!(replaced("assay_run", "assay_ran").contains("no assay_run"));
-        assert!(replaced("prefilled\\\":128", "prefilled\\\":  2").contains("prompt 0: no run"));
+        assert!(replaced("prefilled\\\":128", "prefilled\\\":  2").contains("damaged"));
+        let mut flipped = good.clone();
+        *flipped.last_mut().unwrap() ^= 64;
+        fs::write(&path, flipped).unwrap();
+        assert!(refusal(&request()).contains("damaged"));
         for length in [0, 7, 100, good.len() - 1] {
             fs::write(&path, &good[..length]).unwrap();
             assert!(!refusal(&request()).is_empty());
+        }
+        #[cfg(unix)]
+        {
+            fs::write(&path, &good).unwrap();
+            let link = dir.path().join("link");
+            std::os::unix::fs::symlink(&path, &link).unwrap();
+            let error = load(&link, &request(), &mut decoder(&model)).unwrap_err().to_string();
+            assert!(error.contains("not a regular file"), "{error}");
         }
         fs::write(&path, b"{}").unwrap();
         assert!(refusal(&request()).starts_with(&path.display().to_string()));

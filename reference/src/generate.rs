@@ -152,7 +152,7 @@ pub enum GenerateError {
     Prompts(usize),
     #[error("max_new_tokens is 0; a run gives at least one token")]
     NoTokens,
-    #[error("prompt {row} has {length} tokens, which leaves no room for a new one in max_seq_len {most}")]
+    #[error("prompt {row}: its length of {length} leaves no room for a new token in max_seq_len {most}")]
     TooLong { row: usize, length: usize, most: usize },
     #[error("prompt {row}: {found} tokens are forced upon it, expected 1 to {most}")]
     Forced { row: usize, found: usize, most: usize },

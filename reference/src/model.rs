@@ -99,9 +99,8 @@ impl PagedCache {
         let count = rows.and_then(|rows| rows.checked_mul(geometry.head_dim));
         let (rows, count) = rows.zip(count).ok_or_else(failed)?;
         let zeros = || {
-            let mut values: Vec<bf16> = Vec::new();
-            values.try_reserve_exact(count).map_err(|_| failed())?;
-            values.resize(count, bf16::ZERO);
+            // Memory that the system gives zeroed, and only where it is written to.
+            let values: Vec<bf16> = bytemuck::allocation::try_zeroed_vec(count).map_err(|()| failed())?;
             Array2::from_shape_vec((rows, geometry.head_dim), values).map_err(|_| failed())
         };
         let layers = (0..geometry.num_hidden_layers).map(|_| Ok([zeros()?, zeros()?])).collect::<Result<_, _>>()?;

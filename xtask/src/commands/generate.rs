@@ -90,12 +90,17 @@ impl Generate {
         let opened = self.prompts.open()?;
         let weights = opened.source.weights()?;
         let weights: &dyn Weights = &*weights;
-        let rope = opened.source.rope(opened.limits.max_seq_len)?;
+        let rope = opened.source.rope(opened.positions())?;
+        if let Some(remark) = opened.beyond_trained() {
+            output::stderr(&remark);
+        }
         let (prompts, limits) = (opened.prompts.clone(), opened.limits.clone());
         let mut decoder = Decoder::new(&weights, rope, prompts, limits, opened.policy.clone())?;
         let request = self.resume.as_ref().map(|_| request(&opened)).transpose()?;
         if let (Some(path), Some(request)) = (&self.resume, &request) {
             run_state::load(path, request, &mut decoder)?;
+            // Whether it can be kept at all is known before any work.
+            run_state::save(path, request, &decoder)?;
         }
         let steps = self.advance(&mut decoder, &opened, request.as_ref())?;
         if let Some(path) = &self.resume

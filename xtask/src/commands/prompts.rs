@@ -81,11 +81,12 @@ impl FromArgMatches for List {
 
 /// Ids between commas or blanks.
 fn ids_of(text: &str) -> Result<Vec<usize>, String> {
-    let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());
-    let ids: Vec<usize> = words
-        .map(|word| word.parse().map_err(|_| format!("{word:?} is no token id; write ids such as 1,2,3")))
-        .collect::<Result<_, _>>()?;
-    if ids.is_empty() { Err("no token ids; write ids such as 1,2,3".to_owned()) } else { Ok(ids) }
+    let words = text.split(',').flat_map(|part| {
+        // Nothing between two commas is an id that was forgotten.
+        let part = part.trim();
+        if part.is_empty() { vec![""] } else { part.split_whitespace().collect() }
+    });
+    words.map(|word| word.parse().map_err(|_| format!("{word:?} is no token id; write ids such as 1,2,3"))).collect()
 }
 
 /// The request with its files opened.
@@ -152,6 +153,21 @@ impl Prompts {
     }
 }
 
+impl Opened {
+    /// Positions that the longest row can reach, which RoPE tables must have.
+    pub fn positions(&self) -> usize {
+        let longest = self.prompts.iter().map(Vec::len).max().unwrap_or(0);
+        longest.saturating_add(self.limits.max_new_tokens).min(self.limits.max_seq_len)
+    }
+
+    /// What a person should know of contexts longer than the model was made for.
+    pub fn beyond_trained(&self) -> Option<String> {
+        let trained = self.source.max_positions().filter(|&trained| self.positions() > trained)?;
+        let reached = self.positions();
+        Some(format!("remark: rows may reach {reached} tokens; the model's max_position_embeddings is {trained}\n"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,7 +193,7 @@ mod tests {
 
     #[test]
     fn words_that_are_no_ids_are_refused() {
-        for ids in ["", ",", "1,x", "-1", "1.5", "99999999999999999999999"] {
+        for ids in ["", ",", "1,,2", "1,", "1,x", "-1", "1.5", "99999999999999999999999"] {
             assert!(parse(&[&format!("--prompt-ids={ids}")]).unwrap_err().to_string().contains("token id"), "{ids}");
         }
     }

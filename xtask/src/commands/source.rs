@@ -13,6 +13,9 @@ use reference::model::Weights;
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 
+/// Tokens of the longest row that is computed; its RoPE tables take a gigabyte.
+const MOST_POSITIONS: usize = 1 << 20;
+
 /// Which model.
 #[derive(Args, Clone)]
 #[group(id = "source", multiple = false)]
@@ -125,6 +128,14 @@ impl Source {
         }
     }
 
+    /// Contexts that the model was made for, where its files say so.
+    pub fn max_positions(&self) -> Option<usize> {
+        match self {
+            Self::Checkpoint(checkpoint) => checkpoint.max_positions(),
+            Self::Case(_) => None,
+        }
+    }
+
     /// The fingerprint, with a bar over its bytes while they are read.
     ///
     /// # Errors
@@ -144,6 +155,11 @@ impl Source {
     /// # Errors
     /// More than the tables may hold.
     pub fn rope(&self, most: usize) -> Result<[Array2<f32>; 2], Refusal> {
+        if most > MOST_POSITIONS {
+            return Err(Refusal::Request(format!(
+                "rows of {most} tokens: at most {MOST_POSITIONS} are computed; lower --max-new-tokens or --max-seq-len"
+            )));
+        }
         let (dim, theta) = match self {
             Self::Checkpoint(checkpoint) => (checkpoint.geometry().head_dim, checkpoint.rope_theta()),
             Self::Case(generated) => (generated.case.geometry.head_dim, generated.case.rope_theta),
