@@ -45,9 +45,12 @@ pub struct Request {
 struct Standing {
     request: Request,
     prefilled: usize,
-    /// Candidates of each row and step: id and the bits of its logit.
-    choices: Vec<Vec<Vec<(usize, u32)>>>,
+    /// Choices of each row; their candidates are in [`CHOICES`], row by row.
+    choices: Vec<usize>,
 }
+
+/// Tensors of the choices' candidates: ids, INT64, and logits, FP32, both `[choices, candidates]`.
+const CHOICES: [&str; 2] = ["choice_ids", "choice_logits"];
 
 /// Why a run cannot go on from a file, or be kept in it.
 #[derive(Debug, Error)]
@@ -87,17 +90,27 @@ pub enum RunStateFault {
 /// What the file system says.
 pub fn save<W: Weights>(path: &Path, request: &Request, decoder: &Decoder<'_, W>) -> Result<(), RunStateError> {
     let failed = |fault| RunStateError { path: path.to_path_buf(), fault: Box::new(fault) };
-    let candidates = |choice: &Choice| choice.top.iter().map(|&(id, logit)| (id, logit.to_bits())).collect();
-    let rows = decoder.sequences().iter().map(|row| row.choices.iter().map(candidates).collect());
-    let standing = Standing { request: request.clone(), prefilled: decoder.prefilled(), choices: rows.collect() };
+    let rows = decoder.sequences();
+    let standing = Standing {
+        request: request.clone(),
+        prefilled: decoder.prefilled(),
+        choices: rows.iter().map(|row| row.choices.len()).collect(),
+    };
     let json = serde_json::to_string(&standing).map_err(|error| failed(io::Error::from(error).into()))?;
-    let (mut header, mut data, mut end) = (Header::default(), Vec::new(), 0);
+    let (mut header, mut data) = (Header::default(), Vec::new());
+    let mut add = |name: String, dtype: Dtype, shape: [usize; 2], bytes: &mut dyn Iterator<Item = u8>| {
+        let start = data.len();
+        data.extend(bytes);
+        header.tensors.insert(name, Entry { dtype, shape: shape.to_vec(), data_offsets: (start, data.len()) });
+    };
+    let choices = || rows.iter().flat_map(|row| &row.choices);
+    let candidates = || choices().flat_map(|choice| &choice.top);
+    let [ids, logits] = CHOICES;
+    let shape = [choices().count(), choices().next().map_or(0, |choice| choice.top.len())];
+    add(ids.to_owned(), Dtype::I64, shape, &mut candidates().flat_map(|&(id, _)| (id as i64).to_le_bytes()));
+    add(logits.to_owned(), Dtype::F32, shape, &mut candidates().flat_map(|(_, logit)| logit.to_le_bytes()));
     for (name, values, shape) in tensors(decoder.cache()) {
-        let bytes = size_of_val(values);
-        let entry = Entry { dtype: Dtype::BF16, shape: shape.to_vec(), data_offsets: (end, end + bytes) };
-        header.tensors.insert(name, entry);
-        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-        end += bytes;
+        add(name, Dtype::BF16, shape, &mut values.iter().flat_map(|value| value.to_le_bytes()));
     }
     header.metadata = BTreeMap::from([(CHECKSUM.to_owned(), checksum(&json, &data)), (KEY.to_owned(), json)]);
     let mut bytes = header.encode().map_err(|error| failed(error.into()))?;
@@ -133,12 +146,17 @@ fn restore<W: Weights>(bytes: &[u8], request: &Request, decoder: &mut Decoder<'_
     let standing: Standing =
         serde_json::from_str(json).map_err(|error| RunStateFault::NoRun(format!("{KEY}: {error}")))?;
     same(&standing.request, request)?;
+    let count: usize = standing.choices.iter().sum();
+    let width = header.tensors.get(CHOICES[0]).and_then(|entry| entry.shape.get(1)).copied().unwrap_or(0);
+    let candidates = CHOICES.into_iter().zip([Dtype::I64, Dtype::F32]);
+    let candidates = candidates.map(|(name, dtype)| (name.to_owned(), dtype, [count, width]));
+    let caches = tensors(decoder.cache()).into_iter().map(|(name, _, shape)| (name, Dtype::BF16, shape));
     let mut kept: BTreeMap<String, &[u8]> = BTreeMap::new();
-    for (name, _, shape) in tensors(decoder.cache()) {
-        let expected = format!("BF16 {shape:?}");
+    for (name, dtype, shape) in candidates.chain(caches) {
+        let expected = format!("{dtype:?} {shape:?}");
         let wrong = |found| RunStateFault::Tensor { tensor: name.clone(), found, expected: expected.clone() };
         let entry = header.tensors.get(&name).ok_or_else(|| wrong("absent".into()))?;
-        if entry.dtype != Dtype::BF16 || entry.shape != shape {
+        if entry.dtype != dtype || entry.shape != shape {
             return Err(wrong(format!("{:?} {:?}", entry.dtype, entry.shape)));
         }
         kept.insert(name, &data[entry.data_offsets.0..entry.data_offsets.1]);
@@ -147,9 +165,14 @@ fn restore<W: Weights>(bytes: &[u8], request: &Request, decoder: &mut Decoder<'_
         let (found, expected) = ("present".to_owned(), "no such tensor".to_owned());
         return Err(RunStateFault::Tensor { tensor: name.clone(), found, expected });
     }
-    let choice =
-        |top: Vec<(usize, u32)>| Choice { top: top.into_iter().map(|(id, bits)| (id, f32::from_bits(bits))).collect() };
-    let choices = standing.choices.into_iter().map(|row| row.into_iter().map(choice).collect()).collect();
+    let [ids, logits] = CHOICES.map(|name| kept.get(name).copied().unwrap_or_default());
+    let candidates = ids.as_chunks::<8>().0.iter().zip(logits.as_chunks::<4>().0);
+    let candidates: Vec<(usize, f32)> = candidates
+        // An id that is none is refused with those beyond the vocabulary.
+        .map(|(id, logit)| (usize::try_from(i64::from_le_bytes(*id)).unwrap_or(usize::MAX), f32::from_le_bytes(*logit)))
+        .collect();
+    let mut all = candidates.chunks_exact(width.max(1)).map(|top| Choice { top: top.to_vec() });
+    let choices = standing.choices.iter().map(|&count| all.by_ref().take(count).collect()).collect();
     decoder.resume(choices, standing.prefilled, |cache| {
         for layer in 0.. {
             let Some(caches) = cache.layer_mut(layer) else { break };
@@ -256,6 +279,9 @@ mod tests {
             let mut first = decoder(&model);
             (0..steps).for_each(|_| assert!(first.advance().unwrap()));
             save(&path, &request(), &first).unwrap();
+            // Headers may only be so long: what grows with a run is in tensors.
+            let length = u64::from_le_bytes(fs::read(&path).unwrap()[..8].try_into().unwrap());
+            assert!(length < 1100, "{length}");
             let mut second = decoder(&model);
             assert!(load(&path, &request(), &mut second).unwrap());
             assert_eq!(second.sequences(), first.sequences());

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anstyle::Style;
 use comfy_table::{CellAlignment, Table};
-use goldens::tokens::report::{StepReport, StepVerdict, TokensReport};
+use goldens::tokens::report::{Finding, FindingKind, StepReport, StepVerdict, TokensReport};
 use goldens::tokens::{Review, RowReview};
 
 use super::human::{TABLE, style, word};
@@ -46,7 +46,10 @@ fn write_check(out: &mut String, report: &TokensReport, verbose: bool) -> std::f
     let steps = plural(report.steps.len() as u64, "step");
     writeln!(out, "  {}, {steps}: {}", plural(rows.len() as u64, "row"), counts.join(", "))?;
     let mut shown: Vec<(usize, usize)> = Vec::new();
-    for finding in &report.findings {
+    // What fails is not hidden behind what decides nothing.
+    let mut findings: Vec<&Finding> = report.findings.iter().collect();
+    findings.sort_by_key(|finding| (finding.row, finding.kind == FindingKind::NearTie));
+    for finding in findings {
         match shown.last_mut() {
             Some((row, count)) if *row == finding.row => *count += 1,
             _ => shown.push((finding.row, 1)),
@@ -146,7 +149,10 @@ fn write_row(out: &mut String, row: &RowReview, new: bool) -> std::fmt::Result {
         Some(step) => writeln!(out, "; ids differ from step {step} on")?,
         None => writeln!(out, "; same ids")?,
     }
-    if !new {
+    if new {
+        let ids: Vec<&str> = row.ids.lines().filter_map(|line| line.strip_prefix('+')?.rsplit(' ').next()).collect();
+        writeln!(out, "    ids: {}", ids.join(" "))?;
+    } else {
         for line in row.ids.lines() {
             writeln!(out, "    {}", plain(line))?;
         }
@@ -167,7 +173,7 @@ fn write_row(out: &mut String, row: &RowReview, new: bool) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use goldens::report::{Number, Verdict};
-    use goldens::tokens::report::{Finding, FindingKind, TextChange, Timing};
+    use goldens::tokens::report::{TextChange, Timing};
     use snapbox::{assert_data_eq, file};
 
     use super::*;
