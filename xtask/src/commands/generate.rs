@@ -178,7 +178,7 @@ fn row(sequence: &Sequence, opened: &Opened, steps: Option<&Vec<(usize, f64)>>) 
         margins: sequence.choices.iter().map(|choice| margin(choice.margin())).collect(),
         text,
         stop: match sequence.stop {
-            Some(Stop::StopId(_)) => "stop_id",
+            Some(Stop::StopId(_)) => "eos",
             Some(Stop::MaxSeqLen) => "max_seq_len",
             _ => "max_new_tokens",
         },
