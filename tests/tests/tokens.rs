@@ -536,3 +536,20 @@ fn ids_are_shown_as_ids() {
     let read = serde_json::to_value(&wrong).unwrap();
     assert_eq!(read["steps"], serde_json::json!([]));
 }
+
+#[test]
+fn a_request_looks_at_some_tensors_only() {
+    let run = emulated();
+    let report = run.gate_only(&["token_ids", "prefill_hidden", "decode_hidden"]);
+    said::passes(&report, "tokens and states");
+    assert_eq!(report.steps.len(), 26);
+    let asked = "looked at as asked: prefill_hidden, decode_hidden, token_ids; every other";
+    assert!(report.coverage[0].starts_with(asked), "{:?}", report.coverage);
+    // What is hidden by the request is not missing.
+    let report = run.gate_only(&["k_written_rows", "v_written_values"]);
+    said::passes(&report, "caches");
+    assert_eq!(report.tensors.len(), 4);
+    assert_eq!(run.gate_only(&["token_ids"]).verdict, Verdict::Unjudged);
+    assert_eq!(run.gate_only(&["prefill_hidden"]).verdict, Verdict::Unjudged);
+    assert_eq!(run.gate_only(&["out"]).verdict, Verdict::Unjudged);
+}

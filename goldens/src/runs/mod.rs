@@ -60,11 +60,8 @@ pub fn judge(job: &Job<'_>, captures: &Captures, progress: &dyn Progress) -> Res
     let (k_before, v_before) = (k_before.map_err(inputs)?, v_before.map_err(inputs)?);
 
     // What was captured, and what of it has the contract's types.
-    let shown = |id: TensorId| job.only.is_none_or(|only| only.contains(&id));
-    let (mut given, mut wrong_types) = Given::new(&captures.tokens);
-    if job.only.is_some() {
-        (given, wrong_types) = (Given::default(), Vec::new());
-    }
+    let shown = |id: TensorId| job.only.is_none_or(|only| only.layer.contains(&id));
+    let (given, wrong_types) = Given::new(&captures.tokens, job.only);
     let mut wrong: Vec<(&str, String)> = wrong_types
         .into_iter()
         .map(|(name, found, expected)| (name, format!("element type {found}, where the contract has {expected}")))

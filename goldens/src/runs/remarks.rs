@@ -9,6 +9,7 @@ use reference::{BATCH, PAGE, Site};
 use super::certain::Certain;
 use super::{Found, Run};
 use crate::coverage;
+use crate::only::TokenTensor;
 use crate::report::{CaseReport, Check, StepVerdict, TensorReport, TokenStep, Verdict};
 use crate::rules::Rules;
 
@@ -54,13 +55,20 @@ impl Run<'_> {
         let failed =
             tensors.iter().any(|tensor| fails(&tensor)) || checks.iter().any(|check| check.verdict == Verdict::Fail);
         let mut coverage = self.coverage(&tensors, &steps, &rules, behind, unknown);
-        let tokens_missing = !tensors.iter().any(|tensor| tensor.name == "token_ids");
+        let of_tokens = |tensor: &TensorReport| tensor.name == "token_ids";
+        // What the request hides is not missing.
+        let hidden = self.job.only.is_some_and(|only| !only.tokens.contains(&TokenTensor::TokenIds));
+        let tokens_missing = !hidden && !tensors.iter().any(of_tokens);
+        let compared: u64 = tensors.iter().map(|tensor| tensor.elements).sum();
         let verdict = if failed {
             Verdict::Fail
         } else if tokens_missing {
             coverage.insert(0, self.absent("token_ids"));
             Verdict::Unjudged
-        } else if steps.is_empty() {
+        } else if hidden && compared == 0 {
+            coverage.insert(0, "nothing that was asked for could be judged by itself".to_owned());
+            Verdict::Unjudged
+        } else if !hidden && steps.is_empty() {
             let what = "neither hidden states nor both caches were captured: no token could be judged";
             coverage.insert(0, what.to_owned());
             Verdict::Unjudged
@@ -185,8 +193,7 @@ impl Run<'_> {
             }
         };
         if let Some(only) = self.job.only {
-            let names: Vec<&str> = only.iter().map(|id| id.name()).collect();
-            say(true, format!("looked at as asked: {}; every other captured tensor was left out", names.join(", ")));
+            say(true, format!("looked at as asked: {}; every other captured tensor was left out", only.named()));
         }
         for name in ORDER {
             let given = tensors.iter().find(|tensor| tensor.name == name);

@@ -11,6 +11,7 @@ use super::choice::Choice;
 use super::findings::{Findings, Pair};
 use super::plan::Plan;
 use crate::Mark;
+use crate::only::{Only, TokenTensor};
 use crate::report::{Number, StepVerdict, TensorReport, TokenStep};
 
 /// What the device gave besides its caches, the contract's types only.
@@ -32,29 +33,30 @@ pub struct Given<'a> {
 pub type WrongType = (&'static str, String, &'static str);
 
 impl<'a> Given<'a> {
-    /// The tensors of a capture, and those of a wrong type.
-    pub fn new(captures: &'a TokenCaptures) -> (Self, Vec<WrongType>) {
+    /// The tensors of a capture that a request looks at, and those of a wrong type.
+    pub fn new(captures: &'a TokenCaptures, only: Option<&Only>) -> (Self, Vec<WrongType>) {
         fn values<'a, T>(
-            name: &'static str,
+            (id, only): (TokenTensor, Option<&Only>),
             expected: &'static str,
             captured: &'a Option<Captured<T>>,
             wrong: &mut Vec<WrongType>,
         ) -> Option<&'a T> {
-            match captured.as_ref()? {
+            let captured = captured.as_ref().filter(|_| only.is_none_or(|only| only.tokens.contains(&id)))?;
+            match captured {
                 Captured::Values(values) => Some(values),
                 Captured::WrongDType { found, .. } => {
-                    wrong.push((name, found.clone(), expected));
+                    wrong.push((id.name(), found.clone(), expected));
                     None
                 }
             }
         }
         let mut wrong = Vec::new();
         let given = Self {
-            prefill_hidden: values("prefill_hidden", "BF16", &captures.prefill_hidden, &mut wrong),
-            decode_hidden: values("decode_hidden", "BF16", &captures.decode_hidden, &mut wrong),
-            top2_logits: values("top2_logits", "FP32", &captures.top2_logits, &mut wrong),
-            top2_ids: values("top2_ids", "INT64", &captures.top2_ids, &mut wrong),
-            token_ids: values("token_ids", "INT64", &captures.token_ids, &mut wrong),
+            prefill_hidden: values((TokenTensor::PrefillHidden, only), "BF16", &captures.prefill_hidden, &mut wrong),
+            decode_hidden: values((TokenTensor::DecodeHidden, only), "BF16", &captures.decode_hidden, &mut wrong),
+            top2_logits: values((TokenTensor::Top2Logits, only), "FP32", &captures.top2_logits, &mut wrong),
+            top2_ids: values((TokenTensor::Top2Ids, only), "INT64", &captures.top2_ids, &mut wrong),
+            token_ids: values((TokenTensor::TokenIds, only), "INT64", &captures.token_ids, &mut wrong),
         };
         (given, wrong)
     }
