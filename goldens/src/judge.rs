@@ -14,6 +14,7 @@ use crate::Mark;
 use crate::compare::{Session, compare};
 use crate::coverage::{self, Coverage};
 use crate::evidence::Evidence;
+use crate::only::Only;
 use crate::report::{CaseReport, Check, GateReport, PolicyReport, TensorReport, Verdict};
 use crate::rules::Rules;
 use crate::tally::Comparison;
@@ -31,8 +32,8 @@ pub struct Job<'a> {
     pub inputs: &'a Inputs,
     /// The rounding rules the device is held to.
     pub policy: &'a PolicyRequest,
-    /// When set, only these captured tensors are looked at; written cache rows stand under `KRows`, `VRows`.
-    pub only: Option<&'a BTreeSet<TensorId>>,
+    /// When set, only these captured tensors are looked at.
+    pub only: Option<&'a Only>,
     /// False-alarm probability of the whole run, default [`FALSE_ALARM`].
     pub false_alarm: f64,
 }
@@ -105,7 +106,7 @@ pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, Judge
     }
     let inputs =
         job.inputs.layer(0).map_err(|source| JudgeError::Inputs { case: case.name.clone(), source: source.into() })?;
-    let evidence = Evidence::collect(captures, &inputs, job.only);
+    let evidence = Evidence::collect(captures, &inputs, job.only.map(|only| &only.layer));
     if evidence.tensors.is_empty() && evidence.wrong_dtype.is_empty() {
         return Ok(unjudged(case, job.policy, "the bundle holds no output"));
     }
@@ -351,7 +352,7 @@ fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Wa
     let checks: Vec<Check> = findings.iter().map(|finding| finding.check.clone()).collect();
     let consequences = consequences(&walk, first_divergence.as_deref());
 
-    let hidden = |id| job.only.is_some_and(|only| !only.contains(&id));
+    let hidden = |id| job.only.is_some_and(|only| !only.layer.contains(&id));
     let out_missing = !evidence.tensors.contains_key(&TensorId::Out)
         && !evidence.wrong_dtype.contains_key(&TensorId::Out)
         && !hidden(TensorId::Out);
@@ -361,9 +362,7 @@ fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Wa
             .push(format!("the case has {} layers, of which this kernel runs one: layer 0 was judged", case.layers));
     }
     if let Some(only) = job.only {
-        let names: Vec<&str> = only.iter().map(|id| id.name()).collect();
-        coverage
-            .insert(0, format!("looked at as asked: {}; every other captured tensor was left out", names.join(", ")));
+        coverage.insert(0, format!("looked at as asked: {}; every other captured tensor was left out", only.named()));
     }
     let mut verdict = Verdict::Pass;
     let failed =

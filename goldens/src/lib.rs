@@ -13,6 +13,7 @@ mod coverage;
 mod evidence;
 mod judge;
 mod notes;
+mod only;
 mod place;
 mod repeat;
 pub mod report;
@@ -26,6 +27,7 @@ mod unforced;
 
 pub use bits::{Bf16Comparison, compare_bf16};
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
+pub use only::{Only, TokenTensor};
 pub use repeat::repeatability;
 
 /// How one element compares with the contract.

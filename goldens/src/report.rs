@@ -107,8 +107,7 @@ pub struct CaseReport {
     pub consequences: Vec<String>,
     /// The named cause, when one was asked for and found.
     pub cause: Option<String>,
-    /// Every token of a token run, rows one after the other; empty for other kernels.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// Every token of a token run that was judged, rows one after the other; empty for other kernels.
     pub steps: Vec<TokenStep>,
 }
 
@@ -248,7 +247,8 @@ pub struct Element {
     pub device_bits: String,
     /// The reference's bit pattern, `0x`-prefixed.
     pub reference_bits: String,
-    /// Distance in units in the last place of the tensor's own type; absent when a side is not finite.
+    /// Distance in units in the last place of the tensor's own type; absent when a side is not finite, and for ids and
+    /// cache rows.
     pub ulps: Option<u64>,
 }
 

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex};
 use ::device::{Bundle, Captures};
 use cases::{Case, Input, InputStore, Inputs, NewCase, Padding, PolicyRequest, Recipe, RecipeKind, new_case};
 use goldens::report::CaseReport;
-use goldens::{FALSE_ALARM, Job, judge};
+use goldens::{FALSE_ALARM, Job, Only, judge};
 use reference::stages::run_layer;
 use reference::{Freedom, Geometry, LayerInputs, Policy, TensorId};
 
@@ -86,7 +86,9 @@ impl Bench {
     #[must_use]
     pub fn judge(&self, captures: Captures, policy: &PolicyRequest, only: &Visible) -> CaseReport {
         let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(captures) };
-        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only: only.as_ref(), false_alarm: FALSE_ALARM };
+        let only = only.clone().map(|layer| Only { layer, ..Only::default() });
+        let only = only.as_ref();
+        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only, false_alarm: FALSE_ALARM };
         judge(&job, &()).unwrap()
     }
 

@@ -9,7 +9,7 @@ use cases::{
     new_case,
 };
 use goldens::report::CaseReport;
-use goldens::{FALSE_ALARM, Job, judge};
+use goldens::{FALSE_ALARM, Job, Only, judge};
 use half::bf16;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView2, Axis, s};
 use reference::head::{final_norm, lm_head};
@@ -138,6 +138,17 @@ impl TokenRun {
     pub fn judge(&self, captures: Captures, policy: &PolicyRequest) -> CaseReport {
         let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(captures) };
         let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only: None, false_alarm: FALSE_ALARM };
+        judge(&job, &()).unwrap()
+    }
+
+    /// The report under `auto` on some tensors of what the device gave.
+    #[must_use]
+    pub fn gate_only(&self, names: &[&str]) -> CaseReport {
+        let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(self.captures.clone()) };
+        let mut only = Only::default();
+        names.iter().for_each(|name| only.insert(name).unwrap());
+        let (policy, only) = (&PolicyRequest::Auto, Some(&only));
+        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only, false_alarm: FALSE_ALARM };
         judge(&job, &()).unwrap()
     }
 

@@ -369,3 +369,187 @@ fn a_report_does_not_depend_on_threads() {
     };
     assert_eq!(text(1), text(3));
 }
+
+/// Takes the states and the two caches out of a capture.
+fn bare(captures: &mut Captures) {
+    (captures.tokens.prefill_hidden, captures.tokens.decode_hidden) = (None, None);
+    (captures.k_written, captures.v_written) = (None, None);
+}
+
+#[test]
+fn one_cache_alone_is_judged_where_it_follows_from_the_tokens() {
+    let run = emulated();
+    let geometry = case().geometry;
+    let alone = |captures: &mut Captures, values: bool| {
+        *(if values { &mut captures.k_written } else { &mut captures.v_written }) = None;
+    };
+    for values in [false, true] {
+        let (name, other) = if values { ("v", "k") } else { ("k", "v") };
+        let tensor = format!("{name}_written_values");
+        let report = run.gate_with(|captures| alone(captures, values));
+        said::passes(&report, name);
+        assert!(said::tensor(&report, &tensor).elements > 0);
+        let detail = &said::check(&report, "kv_values").detail;
+        assert!(detail.starts_with(&format!("{other}_written_values: not captured;")), "{detail}");
+        let remark = |text: &str| report.coverage.iter().any(|remark| remark.starts_with(text));
+        assert!(!remark("prefill_hidden: not captured") && remark("prefill_hidden: captured, but not compared"));
+        assert!(remark("prefill: the layers behind the first were not judged"), "{:?}", report.coverage);
+
+        // All NaN, all zero, and one wrong bit of the first layer.
+        let edits: [fn(&mut bf16); 3] =
+            [|x| *x = bf16::NAN, |x| *x = bf16::ZERO, |x| *x = bf16::from_bits(x.to_bits() + 2)];
+        for (n, edit) in edits.into_iter().enumerate() {
+            let report = run.gate_with(|captures| {
+                alone(captures, values);
+                let cache = if values { &mut captures.v_written } else { &mut captures.k_written };
+                written::edit(cache, &geometry, |rows| {
+                    let some = if n == 2 { 1 } else { usize::MAX };
+                    rows.values_mut().flatten().take(some).for_each(edit);
+                });
+            });
+            assert_eq!(first_of(&report), tensor);
+            assert_eq!(said::check(&report, "finite").verdict == Verdict::Fail, n == 0, "{}", said::words(&report));
+        }
+
+        // Behind the first layer nothing can be compared; what no freedom gives is seen all the same.
+        for value in [bf16::INFINITY, bf16::ZERO] {
+            let report = run.gate_with(|captures| {
+                alone(captures, values);
+                let cache = if values { &mut captures.v_written } else { &mut captures.k_written };
+                written::edit(cache, &geometry, |rows| rows.values_mut().last().unwrap().fill(value));
+            });
+            assert_eq!(first_of(&report), tensor);
+            let words = said::words(&report);
+            assert!(words.contains("layer 2, not finite or all zero, where the reference's own run is not"), "{words}");
+            assert_eq!(words.contains("64 numbers are not finite"), !value.is_finite(), "{words}");
+        }
+    }
+
+    // The token that was fed is read off one cache too.
+    let right = run.tokens()[(0, 7)];
+    let report = run.gate_with(|captures| {
+        bare(captures);
+        captures.v_written.clone_from(&run.captures.v_written);
+        captures.tokens.top2_logits = None;
+        values_mut(&mut captures.tokens.token_ids)[(0, 7)] = (right + 1) % 190;
+    });
+    assert_eq!(failing_steps(&report), [(0, 7)]);
+    assert!(note(&report, 0, 7).contains("changed after it was fed back"), "{}", note(&report, 0, 7));
+}
+
+#[test]
+fn states_that_nothing_can_be_compared_with_are_finite_and_alive() {
+    let run = emulated();
+    let (prefill, decode) = ("prefill_hidden", "decode_hidden");
+    type Edit = fn(&mut Captures);
+    let edits: [(&str, Edit); 4] = [
+        (prefill, |captures| values_mut(&mut captures.tokens.prefill_hidden)[(3, 1)] = bf16::NAN),
+        (prefill, |captures| values_mut(&mut captures.tokens.prefill_hidden).slice_mut(s![..20, ..]).fill(bf16::ZERO)),
+        (decode, |captures| values_mut(&mut captures.tokens.decode_hidden)[(4, 1, 100)] = bf16::INFINITY),
+        (decode, |captures| values_mut(&mut captures.tokens.decode_hidden).slice_mut(s![4, 1, ..]).fill(bf16::ZERO)),
+    ];
+    for (n, (name, edit)) in edits.into_iter().enumerate() {
+        let report = run.gate_with(|captures| {
+            (captures.k_written, captures.v_written) = (None, None);
+            edit(captures);
+        });
+        assert_eq!(first_of(&report), name, "{}", said::words(&report));
+        assert_eq!(said::check(&report, "finite").verdict == Verdict::Fail, n % 2 == 0, "{}", said::words(&report));
+        assert!(said::words(&report).contains("where the reference's own run is not"), "{}", said::words(&report));
+    }
+}
+
+#[test]
+fn what_tokens_alone_show_to_be_wrong_fails() {
+    let run = emulated();
+    for (id, words) in [(-1, "outside the vocabulary of 200"), (99_999, "outside the vocabulary"), (195, "padding")] {
+        let report = run.gate_with(|captures| {
+            bare(captures);
+            values_mut(&mut captures.tokens.token_ids)[(1, 3)] = id;
+        });
+        assert_eq!((first_of(&report), failing_steps(&report)), ("token_ids", vec![(1, 3)]));
+        assert!(note(&report, 1, 3).contains(words), "{}", note(&report, 1, 3));
+    }
+    let report = run.gate_with(|captures| {
+        bare(captures);
+        let ids = values_mut(&mut captures.tokens.token_ids);
+        ids[(1, 3)] = (ids[(1, 3)] + 1) % 190;
+    });
+    assert_eq!(failing_steps(&report), [(1, 3)]);
+    assert!(note(&report, 1, 3).contains("own logits"), "{}", note(&report, 1, 3));
+
+    type Edit = fn(&mut Captures);
+    let edits: [(&str, Edit); 4] = [
+        ("top2_ids", |captures| values_mut(&mut captures.tokens.top2_ids)[(0, 5, 1)] = 195),
+        ("top2_ids", |captures| {
+            let ids = values_mut(&mut captures.tokens.top2_ids);
+            ids[(0, 5, 1)] = ids[(0, 5, 0)];
+        }),
+        ("top2_ids", |captures| values_mut(&mut captures.tokens.top2_logits).swap((0, 5, 0), (0, 5, 1))),
+        ("top2_logits", |captures| values_mut(&mut captures.tokens.top2_logits).fill(f32::NAN)),
+    ];
+    for (name, edit) in edits {
+        let report = run.gate_with(|captures| {
+            bare(captures);
+            edit(captures);
+        });
+        assert_eq!(said::failing(&report), [name], "{}", said::words(&report));
+        assert_eq!(said::check(&report, "finite").verdict == Verdict::Fail, name == "top2_logits");
+    }
+
+    // One id throughout is no fault by itself: it is said, and nothing is judged.
+    let report = run.gate_with(|captures| {
+        bare(captures);
+        (captures.tokens.top2_ids, captures.tokens.top2_logits) = (None, None);
+        values_mut(&mut captures.tokens.token_ids).fill(3);
+    });
+    assert_eq!(report.verdict, Verdict::Unjudged);
+    assert!(report.coverage.iter().any(|remark| remark.contains("every id is 3")), "{:?}", report.coverage);
+}
+
+#[test]
+fn numbers_that_the_inputs_make_infinite_do_not_fail() {
+    // The gamma of the final norm at the end of the range: the normed states overflow.
+    let mut case = small_run(5, &[9, 5], 4);
+    let huge = cases::Recipe::new(cases::RecipeKind::Normal { mean: 3e38, std: 1e36, bf16: true });
+    case.tensors.insert(cases::Input::FinalNormWeight, huge);
+    let run = TokenRun::right(case, &Policy::production().under(Freedom::Emulated));
+    let captured = values(&run.captures.tokens.top2_logits);
+    assert!(captured.iter().any(|x| !x.is_finite()), "the case is to make infinities");
+    let report = run.gate();
+    let finite = said::check(&report, "finite");
+    assert_eq!(finite.verdict, Verdict::Pass, "{}", finite.detail);
+    assert!(finite.detail.contains("the inputs make the reference so too"), "{}", finite.detail);
+}
+
+#[test]
+fn ids_are_shown_as_ids() {
+    let run = emulated();
+    let id = i64::MAX - 1;
+    let report = run.gate_with(|captures| values_mut(&mut captures.tokens.token_ids)[(1, 3)] = id);
+    let worst = said::tensor(&report, "token_ids").worst.clone().unwrap();
+    assert_eq!((&*worst.device_bits, worst.ulps), ("0x7ffffffffffffffe", None));
+    assert_eq!(worst.reference_bits, format!("0x{:016x}", run.tokens()[(1, 3)]));
+    let wrong = run.gate_with(|captures| {
+        captures.tokens.token_ids = Some(Captured::WrongDType { found: "INT32".into(), shape: vec![2, 13] });
+    });
+    let read = serde_json::to_value(&wrong).unwrap();
+    assert_eq!(read["steps"], serde_json::json!([]));
+}
+
+#[test]
+fn a_request_looks_at_some_tensors_only() {
+    let run = emulated();
+    let report = run.gate_only(&["token_ids", "prefill_hidden", "decode_hidden"]);
+    said::passes(&report, "tokens and states");
+    assert_eq!(report.steps.len(), 26);
+    let asked = "looked at as asked: prefill_hidden, decode_hidden, token_ids; every other";
+    assert!(report.coverage[0].starts_with(asked), "{:?}", report.coverage);
+    // What is hidden by the request is not missing.
+    let report = run.gate_only(&["k_written_rows", "v_written_values"]);
+    said::passes(&report, "caches");
+    assert_eq!(report.tensors.len(), 4);
+    assert_eq!(run.gate_only(&["token_ids"]).verdict, Verdict::Unjudged);
+    assert_eq!(run.gate_only(&["prefill_hidden"]).verdict, Verdict::Unjudged);
+    assert_eq!(run.gate_only(&["out"]).verdict, Verdict::Unjudged);
+}

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use device::{Captured, WrittenRows};
 use half::bf16;
-use ndarray::{Array2, ArrayView2, s};
+use ndarray::{Array2, ArrayView1, ArrayView2, s};
 
 use super::plan::Plan;
 use crate::checks::{final_hash, row_element};
@@ -75,6 +75,16 @@ impl<'a> RunCache<'a> {
     /// Where in the capture a place's KV head is; `None` where its bytes are said not to have changed.
     pub fn listed(&self, plan: &Plan<'_>, layer: usize, index: usize, kv_head: usize) -> Option<usize> {
         self.position.get(&plan.cache_row(layer, plan.places[index], kv_head)).copied()
+    }
+
+    /// Every row of the capture: its layer, the index of its place and its KV head where it is one of the run's, and its
+    /// values. A row that is listed again later is none of the run's.
+    pub fn each(&self, plan: &Plan<'_>) -> Vec<(Option<(usize, usize, usize)>, ArrayView1<'a, bf16>)> {
+        let written = plan.written();
+        let of: BTreeMap<usize, usize> = self.position.iter().map(|(&row, &at)| (at, row)).collect();
+        let at = |index: usize| of.get(&index).and_then(|row| written.get(row)).copied();
+        let values: &'a Array2<bf16> = self.values;
+        values.rows().into_iter().enumerate().map(|(index, values)| (at(index), values)).collect()
     }
 
     /// The report on the rows written: exactly those of the run's places. A row that is not listed was rightly so where

@@ -26,48 +26,75 @@ pub struct Findings {
 /// One element of both sides.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
-    dtype: DType,
-    device: f32,
-    reference: f32,
-    bits: [u32; 2],
+    device: f64,
+    reference: f64,
+    of: Of,
+}
+
+/// What the two sides are.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    /// Numbers of a floating-point type, and their bits.
+    Numbers(DType, [u32; 2]),
+    /// Ids: they name something, so that there is no distance between two of them.
+    Ids(i64, Option<usize>),
 }
 
 impl From<[bf16; 2]> for Pair {
     fn from([device, reference]: [bf16; 2]) -> Self {
         let bits = [device, reference].map(|value| u32::from(value.to_bits()));
-        Self { dtype: DType::Bf16, device: device.to_f32(), reference: reference.to_f32(), bits }
+        Self { device: device.to_f64(), reference: reference.to_f64(), of: Of::Numbers(DType::Bf16, bits) }
     }
 }
 
 impl From<[f32; 2]> for Pair {
     fn from([device, reference]: [f32; 2]) -> Self {
-        Self { dtype: DType::F32, device, reference, bits: [device.to_bits(), reference.to_bits()] }
+        let of = Of::Numbers(DType::F32, [device.to_bits(), reference.to_bits()]);
+        Self { device: f64::from(device), reference: f64::from(reference), of }
     }
 }
 
 impl Pair {
+    /// Two ids; the reference's may be none.
+    pub fn ids(device: i64, reference: Option<usize>) -> Self {
+        let known = reference.map_or(f64::NAN, |id| id as f64);
+        Self { device: device as f64, reference: known, of: Of::Ids(device, reference) }
+    }
+
     /// Whether both sides hold the same bits; NaN equals NaN.
     pub fn same(&self) -> bool {
-        self.bits[0] == self.bits[1] || (self.device.is_nan() && self.reference.is_nan())
+        match self.of {
+            Of::Numbers(_, [device, reference]) => {
+                device == reference || (self.device.is_nan() && self.reference.is_nan())
+            }
+            Of::Ids(device, reference) => usize::try_from(device).ok() == reference && reference.is_some(),
+        }
     }
 
     fn difference(&self) -> f64 {
-        let difference = (f64::from(self.device) - f64::from(self.reference)).abs();
+        let difference = (self.device - self.reference).abs();
         if difference.is_finite() { difference } else { f64::INFINITY }
     }
 
+    fn exactly_half(&self) -> bool {
+        matches!(self.of, Of::Numbers(..)) && self.reference != 0.0 && self.device * 2.0 == self.reference
+    }
+
     fn element(&self, index: Vec<usize>) -> Element {
-        let width = self.dtype.size() * 2;
-        let finite = self.device.is_finite() && self.reference.is_finite();
-        let [device_bits, reference_bits] = self.bits.map(|bits| format!("0x{bits:0width$x}"));
-        Element {
-            index,
-            device: Number(f64::from(self.device)),
-            reference: Number(f64::from(self.reference)),
-            device_bits,
-            reference_bits,
-            ulps: finite.then(|| ulps(self.dtype, self.bits[0], self.bits[1])),
-        }
+        let (bits, ulps) = match self.of {
+            Of::Numbers(dtype, bits) => {
+                let width = dtype.size() * 2;
+                let finite = self.device.is_finite() && self.reference.is_finite();
+                (bits.map(|bits| format!("0x{bits:0width$x}")), finite.then(|| ulps(dtype, bits[0], bits[1])))
+            }
+            Of::Ids(device, reference) => {
+                let reference = reference.map_or_else(|| "absent".to_owned(), |id| format!("0x{id:016x}"));
+                ([format!("0x{device:016x}"), reference], None)
+            }
+        };
+        let [device_bits, reference_bits] = bits;
+        let (device, reference) = (Number(self.device), Number(self.reference));
+        Element { index, device, reference, device_bits, reference_bits, ulps }
     }
 }
 
@@ -100,8 +127,7 @@ impl Findings {
             }
             Mark::Drift => {
                 report.unexplained += 1;
-                let half = pair.reference != 0.0 && pair.device * 2.0 == pair.reference;
-                report.exactly_half += u64::from(half);
+                report.exactly_half += u64::from(pair.exactly_half());
                 self.rows.insert(row);
                 0
             }

@@ -38,10 +38,10 @@ pub struct Fed<'d> {
     pub position: usize,
     /// Whether a decode step computes it; otherwise the prefill does.
     pub decode: bool,
-    /// What the device's K holds there, `[KV*D]`.
-    pub k: ArrayView1<'d, bf16>,
+    /// What the device's K holds there, `[KV*D]`, where K was captured.
+    pub k: Option<ArrayView1<'d, bf16>>,
     /// What its V holds.
-    pub v: ArrayView1<'d, bf16>,
+    pub v: Option<ArrayView1<'d, bf16>>,
 }
 
 /// What a place's rows are, against what they should be.
@@ -51,7 +51,7 @@ pub struct Written {
     pub k: Vec<bf16>,
     /// V of the exact scalars.
     pub v: Vec<bf16>,
-    /// Elements of the device's K that permitted scalars give.
+    /// Elements of the device's K that permitted scalars give; all of them where K was not captured.
     pub k_reached: Vec<bool>,
     /// Elements of its V that they give.
     pub v_reached: Vec<bool>,
@@ -159,12 +159,14 @@ impl First<'_> {
         let slack: Vec<f64> = v.iter().map(|v| v.abs() * U).collect();
         let rule = policy.at(Site::VCache);
         let reach = row.inv.bound / row.inv.value;
-        let device: Vec<bf16> = fed.v.to_vec();
         let mut written = Written {
             k: Vec::with_capacity(row.k.len()),
             v: v.iter().map(|&v| to_bf16(v as f32, rule)).collect(),
             k_reached: Vec::with_capacity(row.k.len()),
-            v_reached: under_one_factor(&v, &slack, &device, reach, rule),
+            v_reached: match fed.v {
+                Some(device) => under_one_factor(&v, &slack, &device.to_vec(), reach, rule),
+                None => vec![true; v.len()],
+            },
             ties: 0,
         };
         let rule = policy.at(Site::KCache);
@@ -180,8 +182,13 @@ impl First<'_> {
             let (values, slack) = self.rotated(&normed, fed.position);
             // What the row's own scalar is off by, the head's makes up for but where eps counts.
             let reach = reach + head_inv.bound / head_inv.value;
-            let device: Vec<bf16> = fed.k.slice(s![head * dim..(head + 1) * dim]).to_vec();
-            written.k_reached.extend(under_one_factor(&values, &slack, &device, reach, rule));
+            match fed.k {
+                Some(device) => {
+                    let device: Vec<bf16> = device.slice(s![head * dim..(head + 1) * dim]).to_vec();
+                    written.k_reached.extend(under_one_factor(&values, &slack, &device, reach, rule));
+                }
+                None => written.k_reached.extend(std::iter::repeat_n(true, dim)),
+            }
             written.k.extend(values.iter().map(|&k| to_bf16(k as f32, rule)));
         }
         written

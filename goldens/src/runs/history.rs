@@ -24,11 +24,11 @@ pub struct History {
 }
 
 /// Reads the tokens off the first layer's rows. `candidates` are the tokens that each place may have been fed, the
-/// reported one first. The tie rule at `normed` is settled by the rows of decode steps, whose ties are known.
+/// reported one first. One of the two caches is enough. The tie rule at `normed` is settled by the rows of decode steps, whose ties are known.
 pub fn read(
     first: &First<'_>,
     plan: &Plan<'_>,
-    [k, v]: [&Array2<bf16>; 2],
+    [k, v]: [Option<&Array2<bf16>>; 2],
     candidates: &[Vec<usize>],
     rules: &mut Rules,
 ) -> History {
@@ -37,7 +37,7 @@ pub fn read(
     let at = |index: usize, token: usize| {
         let place = plan.places[index];
         let decode = plan.step_of(place).is_some();
-        Fed { token, position: place.position, decode, k: k.row(index), v: v.row(index) }
+        Fed { token, position: place.position, decode, k: k.map(|k| k.row(index)), v: v.map(|v| v.row(index)) }
     };
     let judge = |at_tokens: &[(usize, usize)], policy: &Policy| {
         first.judge(&at_tokens.iter().map(|&(index, token)| at(index, token)).collect::<Vec<_>>(), policy)

@@ -2,11 +2,13 @@
 //! (`docs/verdicts.md`, Token runs).
 //!
 //! [`first`] and [`choice`] judge strictly what follows from known inputs: the first layer's cache rows and what the LM
-//! head makes of captured states. [`behind`] judges the layers between against sampled devices, on runs that [`forced`]
+//! head makes of captured states. [`certain`] finds what is wrong where nothing can be compared. [`behind`] judges the layers between against sampled devices, on runs that [`forced`]
 //! makes. [`history`] tells which token was fed where, [`steps`] compares the tokens.
 
+mod alone;
 mod behind;
 mod caches;
+mod certain;
 mod choice;
 mod findings;
 mod first;
@@ -31,6 +33,7 @@ use crate::judge::{Job, JudgeError, Progress, unjudged};
 use crate::report::{CaseReport, TensorReport, TokenStep, Verdict};
 use crate::rules::Rules;
 use caches::RunCache;
+use certain::Certain;
 use choice::{Choice, Head};
 use first::First;
 use history::History;
@@ -57,11 +60,8 @@ pub fn judge(job: &Job<'_>, captures: &Captures, progress: &dyn Progress) -> Res
     let (k_before, v_before) = (k_before.map_err(inputs)?, v_before.map_err(inputs)?);
 
     // What was captured, and what of it has the contract's types.
-    let shown = |id: TensorId| job.only.is_none_or(|only| only.contains(&id));
-    let (mut given, mut wrong_types) = Given::new(&captures.tokens);
-    if job.only.is_some() {
-        (given, wrong_types) = (Given::default(), Vec::new());
-    }
+    let shown = |id: TensorId| job.only.is_none_or(|only| only.layer.contains(&id));
+    let (given, wrong_types) = Given::new(&captures.tokens, job.only);
     let mut wrong: Vec<(&str, String)> = wrong_types
         .into_iter()
         .map(|(name, found, expected)| (name, format!("element type {found}, where the contract has {expected}")))
@@ -104,6 +104,8 @@ struct Found {
     behind: [bool; 2],
     /// Places whose token is not known.
     unknown: usize,
+    /// What is wrong whatever freedoms permit.
+    certain: Certain,
 }
 
 impl Run<'_> {
@@ -133,6 +135,7 @@ impl Run<'_> {
         let own: Vec<bool> = choices.iter().map(Option::is_some).collect();
         let spread = self.reference_choices(&head, &rules.policy, &behind, &mut choices);
 
+        let certain = self.certain(&head, history.as_ref(), &behind, &rules.policy)?;
         let dead = self.dead_states(&behind);
         let mut fed_instead = vec![None; plan.rows() * plan.steps()];
         if let Some(history) = history.as_ref().filter(|_| given.token_ids.is_some()) {
@@ -150,15 +153,18 @@ impl Run<'_> {
             own: &own,
             spread,
             real: head.real,
+            stored: plan.geometry.vocab_size,
+            infinite: &certain.logits,
             dead: &dead,
             fed_instead: &fed_instead,
         };
         let steps = chosen.steps();
         let mut tensors = Vec::new();
         for (id, values) in [(TensorId::KRows, false), (TensorId::VRows, true)] {
-            tensors.extend(self.cache_reports(id, values, history.as_ref(), &behind, confidence, &rules.policy));
+            let found = (history.as_ref(), &behind, &certain);
+            tensors.extend(self.cache_reports(id, values, found, confidence, &rules.policy));
         }
-        tensors.extend(self.hidden_reports(&behind));
+        tensors.extend(self.hidden_reports(&behind, &certain));
         tensors
             .extend([chosen.logits_report(), chosen.ids_report(), chosen.tokens_report(&steps)].into_iter().flatten());
         for (name, found) in wrong {
@@ -170,12 +176,15 @@ impl Run<'_> {
         let origin = self.origin(history.as_ref(), &behind);
         let unknown = history.map_or(0, |history| history.fed.iter().filter(|fed| fed.is_none()).count());
         let judged = behind.each_ref().map(Option::is_some);
-        Ok(self.report(Found { rules, tensors, steps, origin, behind: judged, unknown }))
+        Ok(self.report(Found { rules, tensors, steps, origin, behind: judged, unknown, certain }))
     }
 
-    /// The first layer's rows, where both caches were captured.
+    /// The first layer's rows, where a cache was captured.
     fn history(&self, rules: &mut Rules, choices: &[Option<Choice>], confidence: Confidence) -> Option<History> {
-        let [Some(k), Some(v)] = self.caches else { return None };
+        if self.caches.iter().all(Option::is_none) {
+            return None;
+        }
+        let held = self.caches.each_ref().map(|cache| Some(&cache.as_ref()?.held[0]));
         let plan = self.plan;
         let candidates: Vec<Vec<usize>> = plan
             .places
@@ -192,7 +201,7 @@ impl Run<'_> {
                 }
             })
             .collect();
-        Some(history::read(&self.first(confidence)?, plan, [&k.held[0], &v.held[0]], &candidates, rules))
+        Some(history::read(&self.first(confidence)?, plan, held, &candidates, rules))
     }
 
     fn first(&self, confidence: Confidence) -> Option<First<'_>> {

@@ -6,9 +6,10 @@ use cases::Input;
 use rayon::prelude::*;
 use reference::{BATCH, PAGE, Site};
 
+use super::certain::Certain;
 use super::{Found, Run};
 use crate::coverage;
-use crate::place::counted;
+use crate::only::TokenTensor;
 use crate::report::{CaseReport, Check, StepVerdict, TensorReport, TokenStep, Verdict};
 use crate::rules::Rules;
 
@@ -33,8 +34,8 @@ impl Run<'_> {
     /// Puts everything together.
     pub(super) fn report(&self, found: Found) -> CaseReport {
         let case = &self.job.bundle.case;
-        let Found { rules, tensors, steps, origin, behind, unknown } = found;
-        let checks = self.checks(&tensors);
+        let Found { rules, tensors, steps, origin, behind, unknown, certain } = found;
+        let checks = self.checks(&tensors, &certain);
         let fails = |tensor: &&TensorReport| tensor.verdict == Verdict::Fail;
         // Rows that were missed or strayed come first: what later steps read depends on them.
         let rows = tensors.iter().filter(fails).find(|tensor| tensor.name.ends_with("_rows"));
@@ -42,7 +43,8 @@ impl Run<'_> {
         let blamed = rows.map(|tensor| tensor.name.as_str()).or(origin).or_else(first).map(str::to_owned);
         let of_check = || {
             let hash = checks.iter().any(|check| check.name == "kv_values" && check.verdict == Verdict::Fail);
-            hash.then(|| "k_written_values".to_owned())
+            let infinite = || ORDER.into_iter().find(|name| certain.holds(name));
+            hash.then_some("k_written_values").or_else(infinite).map(str::to_owned)
         };
         let first_divergence = blamed.or_else(of_check);
         // Layers feed those behind them, so that these can only be judged behind a fault of theirs.
@@ -53,14 +55,22 @@ impl Run<'_> {
         let failed =
             tensors.iter().any(|tensor| fails(&tensor)) || checks.iter().any(|check| check.verdict == Verdict::Fail);
         let mut coverage = self.coverage(&tensors, &steps, &rules, behind, unknown);
-        let tokens_missing = !tensors.iter().any(|tensor| tensor.name == "token_ids");
+        let of_tokens = |tensor: &TensorReport| tensor.name == "token_ids";
+        // What the request hides is not missing.
+        let hidden = self.job.only.is_some_and(|only| !only.tokens.contains(&TokenTensor::TokenIds));
+        let tokens_missing = !hidden && !tensors.iter().any(of_tokens);
+        let compared: u64 = tensors.iter().map(|tensor| tensor.elements).sum();
         let verdict = if failed {
             Verdict::Fail
         } else if tokens_missing {
             coverage.insert(0, self.absent("token_ids"));
             Verdict::Unjudged
-        } else if steps.is_empty() {
-            coverage.insert(0, "neither hidden states nor caches were captured: no token could be judged".to_owned());
+        } else if hidden && compared == 0 {
+            coverage.insert(0, "nothing that was asked for could be judged by itself".to_owned());
+            Verdict::Unjudged
+        } else if !hidden && steps.is_empty() {
+            let what = "neither hidden states nor both caches were captured: no token could be judged";
+            coverage.insert(0, what.to_owned());
             Verdict::Unjudged
         } else {
             Verdict::Pass
@@ -91,9 +101,9 @@ impl Run<'_> {
         format!("{what}: {why}")
     }
 
-    fn checks(&self, tensors: &[TensorReport]) -> Vec<Check> {
+    fn checks(&self, tensors: &[TensorReport], certain: &Certain) -> Vec<Check> {
         let find = |name: &str| tensors.iter().find(|tensor| tensor.name == name);
-        let of_both = |name: &str, tensors: [&str; 2], pass: &str| {
+        let of_both = |name: &str, tensors: [&str; 2], pass: &str, one: &str| {
             let found: Vec<&TensorReport> = tensors.iter().filter_map(|name| find(name)).collect();
             let failing: Vec<String> = found
                 .iter()
@@ -103,6 +113,10 @@ impl Run<'_> {
             match (failing.is_empty(), found.len()) {
                 (false, _) => check(name, Verdict::Fail, failing.join("; ")),
                 (true, 2) => check(name, Verdict::Pass, pass),
+                (true, 1) if found.iter().all(|tensor| tensor.verdict == Verdict::Pass) => {
+                    let missing: Vec<&str> = tensors.into_iter().filter(|name| find(name).is_none()).collect();
+                    check(name, Verdict::Unjudged, format!("{}; {one}", self.absent(&missing.join(" and "))))
+                }
                 _ => check(name, Verdict::Unjudged, self.absent(&tensors.join(" and "))),
             }
         };
@@ -110,10 +124,16 @@ impl Run<'_> {
             "kv_written_rows",
             ["k_written_rows", "v_written_rows"],
             "exactly the cache rows of the run's tokens were written, in every layer",
+            "those of the other cache are right",
         );
-        let mut values = of_both("kv_values", ["k_written_values", "v_written_values"], "values match");
+        let mut values = of_both(
+            "kv_values",
+            ["k_written_values", "v_written_values"],
+            "values match",
+            "of the other cache the first layer is right, and the layers behind it were not compared",
+        );
         self.whole_caches(&mut values);
-        vec![rows, values, finite(tensors), self.tiling()]
+        vec![rows, values, certain.check(), self.tiling()]
     }
 
     /// The whole caches against the hashes that the case states.
@@ -173,12 +193,14 @@ impl Run<'_> {
             }
         };
         if let Some(only) = self.job.only {
-            let names: Vec<&str> = only.iter().map(|id| id.name()).collect();
-            say(true, format!("looked at as asked: {}; every other captured tensor was left out", names.join(", ")));
+            say(true, format!("looked at as asked: {}; every other captured tensor was left out", only.named()));
         }
         for name in ORDER {
-            let given = tensors.iter().any(|tensor| tensor.name == name);
-            say(!given, self.absent(name));
+            let given = tensors.iter().find(|tensor| tensor.name == name);
+            say(given.is_none(), self.absent(name));
+            let idle = given.filter(|tensor| tensor.verdict == Verdict::Unjudged);
+            let why = idle.map(|tensor| tensor.notes.first().map_or("nothing to compare it with", String::as_str));
+            say(idle.is_some(), format!("{name}: captured, but {}", why.unwrap_or_default()));
         }
         let near: Vec<String> = steps
             .iter()
@@ -192,7 +214,8 @@ impl Run<'_> {
         for (decode, judged) in [false, true].into_iter().zip(behind) {
             let phase = if decode { "decode" } else { "prefill" };
             let any = !plan.of_phase(decode).is_empty();
-            say(any && !judged, format!("{phase}: the layers behind the first were not judged"));
+            let why = if self.caches.iter().all(Option::is_some) { "" } else { ", which takes both caches" };
+            say(any && !judged, format!("{phase}: the layers behind the first were not judged{why}"));
         }
         say(
             behind.contains(&true) && plan.layers > 1,
@@ -214,20 +237,5 @@ impl Run<'_> {
         let silent: Vec<&str> = Site::ALL.map(Site::name).into_iter().filter(|name| silent.contains(name)).collect();
         say(!silent.is_empty(), format!("tie rules that nothing captured tells: {}", silent.join(", ")));
         remarks
-    }
-}
-
-/// Every captured number is finite.
-fn finite(tensors: &[TensorReport]) -> Check {
-    let wrong: Vec<String> = tensors
-        .iter()
-        .filter(|tensor| tensor.nonfinite > 0)
-        .map(|tensor| {
-            format!("{}: {} not finite, {}", tensor.name, tensor.nonfinite, counted("row", &tensor.rows_failing))
-        })
-        .collect();
-    match wrong.is_empty() {
-        true => check("finite", Verdict::Pass, "every number that was compared is finite"),
-        false => check("finite", Verdict::Fail, wrong.join("; ")),
     }
 }

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use half::bf16;
-use ndarray::ArrayView1;
+use ndarray::{ArrayView1, s};
 use reference::bounds::Confidence;
 use reference::{PAGE, Policy, TensorId};
 
 use super::Run;
 use super::behind::Judged;
+use super::certain::{self, Certain};
 use super::findings::{Findings, Pair};
 use super::first::Fed;
 use super::history::History;
@@ -18,7 +19,7 @@ use crate::Mark;
 use crate::report::TensorReport;
 
 /// The last layer's states, by phase.
-const HIDDEN: [&str; 2] = ["prefill_hidden", "decode_hidden"];
+pub(super) const HIDDEN: [&str; 2] = ["prefill_hidden", "decode_hidden"];
 
 /// The capture's name of a cache's written rows.
 pub(super) fn rows_name(id: TensorId) -> &'static str {
@@ -36,8 +37,7 @@ impl Run<'_> {
         &self,
         id: TensorId,
         values: bool,
-        history: Option<&History>,
-        behind: &[Option<Behind>; 2],
+        (history, behind, certain): (Option<&History>, &[Option<Behind>; 2], &Certain),
         confidence: Confidence,
         policy: &Policy,
     ) -> Vec<TensorReport> {
@@ -99,6 +99,31 @@ impl Run<'_> {
                 }
             }
         }
+        // Rows that nothing can be compared with.
+        let mut wrong = BTreeSet::new();
+        for (layer, index) in (0..plan.layers).flat_map(|layer| (0..plan.places.len()).map(move |index| (layer, index)))
+        {
+            let Some(alone) = &certain.alone else { break };
+            if self.compared(history, behind, layer, index) {
+                continue;
+            }
+            let reference = if values { &alone.v[layer] } else { &alone.k[layer] }.row(index);
+            let device = cache.held[layer].row(index);
+            let heads = (0..plan.geometry.num_key_value_heads).map(|head| s![head * dim..(head + 1) * dim]);
+            let marks: Vec<Mark> =
+                heads.flat_map(|head| certain::marks(device.slice(head), reference.slice(head))).collect();
+            if marks.contains(&Mark::Drift) {
+                wrong.insert((layer, index));
+                add(layer, index, reference, &|column| marks[column]);
+            }
+        }
+        for layer in 0..plan.layers {
+            let of: Vec<usize> = wrong.iter().filter(|(l, _)| *l == layer).map(|&(_, index)| index).collect();
+            if !of.is_empty() {
+                let what = "not finite or all zero, where the reference's own run is not";
+                findings.note(format!("layer {layer}, {what}: {}", plan.names(&of)));
+            }
+        }
         if let Some(history) = history {
             let drifting = history.drifting(values);
             if !drifting.is_empty() {
@@ -139,7 +164,7 @@ impl Run<'_> {
         confidence: Confidence,
         policy: &Policy,
     ) -> Option<String> {
-        let [Some(k), Some(v)] = self.caches else { return None };
+        let [k, v] = self.caches;
         let index = drifting.iter().copied().find(|index| {
             let written = history.written[*index].as_ref();
             written.is_some_and(|written| !written.v_reached.contains(&false))
@@ -149,18 +174,21 @@ impl Run<'_> {
             token: history.fed[index]?,
             position: place.position,
             decode: self.plan.step_of(place).is_some(),
-            k: k.held[0].row(index),
-            v: v.held[0].row(index),
+            k: k.as_ref().map(|k| k.held[0].row(index)),
+            v: v.as_ref().map(|v| v.held[0].row(index)),
         };
         let position = self.first(confidence)?.position_of(&fed, policy)?;
         Some(format!("{}: the key is rotated as position {position}, not {}", self.plan.name(index), place.position))
     }
 
     /// The reports on the last layer's states.
-    pub(super) fn hidden_reports(&self, behind: &[Option<Behind>; 2]) -> Vec<TensorReport> {
+    pub(super) fn hidden_reports(&self, behind: &[Option<Behind>; 2], certain: &Certain) -> Vec<TensorReport> {
         let mut reports = Vec::new();
-        for (name, behind) in HIDDEN.into_iter().zip(behind) {
-            let Some((behind, judged)) = behind.as_ref().and_then(|b| Some((b, b.hidden.as_ref()?))) else { continue };
+        for (phase, (name, behind)) in HIDDEN.into_iter().zip(behind).enumerate() {
+            let Some((behind, judged)) = behind.as_ref().and_then(|b| Some((b, b.hidden.as_ref()?))) else {
+                reports.extend(self.uncompared_states(phase == 1, certain));
+                continue;
+            };
             let mut findings = Findings::new(name, false);
             for (n, &index) in behind.indices.iter().enumerate() {
                 let (place, Some(device)) = (self.plan.places[index], self.state_at(index)) else { continue };
@@ -185,6 +213,42 @@ impl Run<'_> {
             reports.push(findings.finish());
         }
         reports
+    }
+
+    /// The report on states that were captured and that nothing can be compared with.
+    fn uncompared_states(&self, decode: bool, certain: &Certain) -> Option<TensorReport> {
+        let plan = self.plan;
+        let indices = plan.of_phase(decode);
+        let states: Vec<_> = indices.iter().filter_map(|&index| self.state_at(index)).collect();
+        if states.is_empty() {
+            return None;
+        }
+        let mut findings = Findings::new(HIDDEN[usize::from(decode)], false);
+        let mut wrong = Vec::new();
+        for &index in &indices {
+            let (Some(alone), Some(device)) = (&certain.alone, self.state_at(index)) else { continue };
+            let Some(marks) = self.certain_state(certain, index) else { continue };
+            wrong.push(index);
+            let place = plan.places[index];
+            for (column, mark) in marks.into_iter().enumerate() {
+                let pair = Pair::from([device[column], alone.hidden[(index, column)]]);
+                findings.add(mark, pair, place.row, || match plan.step_of(place) {
+                    Some(step) => vec![step, place.row, column],
+                    None => vec![plan.prompt_index(place), column],
+                });
+            }
+        }
+        if wrong.is_empty() {
+            let what = "every number is finite and no row all zero, which is all that can be said without both caches";
+            findings.note(format!("not compared: {what}"));
+        } else {
+            let what = "not finite or all zero, where the reference's own run is not";
+            findings.note(format!("{what}: {}", plan.names(&wrong)));
+            if let Some(said) = steps::alive(states.iter().flatten().map(|x| x.to_f64())) {
+                findings.note(format!("all of it is {said}"));
+            }
+        }
+        Some(findings.finish())
     }
 
     /// Of caches and states, the tensor that drifts first: in the prefill before the decode steps, in the earliest layer.

@@ -1,6 +1,8 @@
 //! The tokens themselves: logits, the two best ids and the greedy choice of every step, each against what the hidden
 //! state that the device gave allows.
 
+use std::collections::BTreeMap;
+
 use device::{Captured, TokenCaptures};
 use half::bf16;
 use ndarray::{Array2, Array3, ArrayView1};
@@ -9,6 +11,7 @@ use super::choice::Choice;
 use super::findings::{Findings, Pair};
 use super::plan::Plan;
 use crate::Mark;
+use crate::only::{Only, TokenTensor};
 use crate::report::{Number, StepVerdict, TensorReport, TokenStep};
 
 /// What the device gave besides its caches, the contract's types only.
@@ -30,29 +33,30 @@ pub struct Given<'a> {
 pub type WrongType = (&'static str, String, &'static str);
 
 impl<'a> Given<'a> {
-    /// The tensors of a capture, and those of a wrong type.
-    pub fn new(captures: &'a TokenCaptures) -> (Self, Vec<WrongType>) {
+    /// The tensors of a capture that a request looks at, and those of a wrong type.
+    pub fn new(captures: &'a TokenCaptures, only: Option<&Only>) -> (Self, Vec<WrongType>) {
         fn values<'a, T>(
-            name: &'static str,
+            (id, only): (TokenTensor, Option<&Only>),
             expected: &'static str,
             captured: &'a Option<Captured<T>>,
             wrong: &mut Vec<WrongType>,
         ) -> Option<&'a T> {
-            match captured.as_ref()? {
+            let captured = captured.as_ref().filter(|_| only.is_none_or(|only| only.tokens.contains(&id)))?;
+            match captured {
                 Captured::Values(values) => Some(values),
                 Captured::WrongDType { found, .. } => {
-                    wrong.push((name, found.clone(), expected));
+                    wrong.push((id.name(), found.clone(), expected));
                     None
                 }
             }
         }
         let mut wrong = Vec::new();
         let given = Self {
-            prefill_hidden: values("prefill_hidden", "BF16", &captures.prefill_hidden, &mut wrong),
-            decode_hidden: values("decode_hidden", "BF16", &captures.decode_hidden, &mut wrong),
-            top2_logits: values("top2_logits", "FP32", &captures.top2_logits, &mut wrong),
-            top2_ids: values("top2_ids", "INT64", &captures.top2_ids, &mut wrong),
-            token_ids: values("token_ids", "INT64", &captures.token_ids, &mut wrong),
+            prefill_hidden: values((TokenTensor::PrefillHidden, only), "BF16", &captures.prefill_hidden, &mut wrong),
+            decode_hidden: values((TokenTensor::DecodeHidden, only), "BF16", &captures.decode_hidden, &mut wrong),
+            top2_logits: values((TokenTensor::Top2Logits, only), "FP32", &captures.top2_logits, &mut wrong),
+            top2_ids: values((TokenTensor::Top2Ids, only), "INT64", &captures.top2_ids, &mut wrong),
+            token_ids: values((TokenTensor::TokenIds, only), "INT64", &captures.token_ids, &mut wrong),
         };
         (given, wrong)
     }
@@ -93,6 +97,10 @@ pub struct Chosen<'a> {
     pub spread: f64,
     /// Ids of the real vocabulary.
     pub real: usize,
+    /// Ids of the vocabulary as stored.
+    pub stored: usize,
+    /// Logits that are not finite where the reference's are, by row, step and place, with the reference's.
+    pub infinite: &'a BTreeMap<(usize, usize, usize), f32>,
     /// Steps whose state the device left all zero where the reference's is not.
     pub dead: &'a [bool],
     /// Steps whose reported token is not the one that was fed back, with that one.
@@ -142,7 +150,16 @@ impl Chosen<'_> {
         let mut findings = Findings::new("top2_logits", all_own);
         let mut failing = Vec::new();
         for (row, step, at) in self.each() {
-            let (Some(choice), Some(top2)) = (&self.choices[at], self.top2(row, step)) else { continue };
+            let (Some(choice), Some(top2)) = (&self.choices[at], self.top2(row, step)) else {
+                for j in 0..2 {
+                    if let Some(&reference) = self.infinite.get(&(row, step, j)) {
+                        let pair = Pair::from([logits[(row, step, j)], reference]);
+                        findings.add(Mark::Drift, pair, row, || vec![row, step, j]);
+                        failing.push((row, step));
+                    }
+                }
+                continue;
+            };
             let reached = if self.own[at] {
                 choice.reached(&top2).0
             } else {
@@ -181,8 +198,14 @@ impl Chosen<'_> {
         let mut findings = Findings::new("top2_ids", self.own.iter().all(|&own| own));
         let mut failing = Vec::new();
         for (row, step, at) in self.each() {
-            let Some(choice) = &self.choices[at] else { continue };
             let device = [ids[(row, step, 0)], ids[(row, step, 1)]];
+            let Some(choice) = &self.choices[at] else {
+                for j in self.impossible(row, step, device) {
+                    failing.push((row, step));
+                    findings.add(Mark::Drift, Pair::ids(device[j], None), row, || vec![row, step, j]);
+                }
+                continue;
+            };
             let best = choice.token;
             let runner_up = best.and_then(|_| choice.runner_up(self.real));
             for (j, reference) in [best, runner_up].into_iter().enumerate() {
@@ -197,8 +220,7 @@ impl Chosen<'_> {
                     failing.push((row, step));
                     Mark::Drift
                 };
-                let reference = reference.map_or(f32::NAN, |id| id as f32);
-                findings.add(mark, Pair::from([device[j] as f32, reference]), row, || vec![row, step, j]);
+                findings.add(mark, Pair::ids(device[j], reference), row, || vec![row, step, j]);
             }
         }
         if !failing.is_empty() {
@@ -208,13 +230,27 @@ impl Chosen<'_> {
         Some(findings.finish())
     }
 
-    /// Every step, where the device's tokens were captured and a state is known.
+    /// Which of a step's two ids no two best can be, whatever the state: none of the real vocabulary, twice the same, or
+    /// the second with the larger logit.
+    fn impossible(&self, row: usize, step: usize, device: [i64; 2]) -> Vec<usize> {
+        let real = |id: i64| usize::try_from(id).is_ok_and(|id| id < self.real);
+        let swapped = self.top2(row, step).is_some_and(|[a, b]| b.1 > a.1);
+        (0..2).filter(|&j| !real(device[j]) || (j == 1 && (device[0] == device[1] || swapped))).collect()
+    }
+
+    /// Every step, where the device's tokens were captured and a state is known or the token cannot be right.
     pub fn steps(&self) -> Vec<TokenStep> {
         let Some(tokens) = self.given.token_ids else { return Vec::new() };
         self.each()
             .filter_map(|(row, step, at)| {
-                let choice = self.choices[at].as_ref()?;
-                Some(self.step(choice, row, step, tokens[(row, step)]))
+                let device = tokens[(row, step)];
+                let Some(choice) = &self.choices[at] else {
+                    let note = self.certain_fault(None, row, step, device)?;
+                    let (margin, bound) = (Number(f64::NAN), Number(f64::NAN));
+                    let (verdict, note) = (StepVerdict::Fail, Some(note));
+                    return Some(TokenStep { row, step, device, reference: None, margin, bound, verdict, note });
+                };
+                Some(self.step(choice, row, step, device))
             })
             .collect()
     }
@@ -249,44 +285,10 @@ impl Chosen<'_> {
             return fail("the LM head gives NaN for this state, so that no token is the greedy one".to_owned());
         };
         let logit = |id: usize| choice.logit(id).unwrap_or(f32::NAN);
-        let Some(id) = id.filter(|&id| id < choice.logits.len()) else {
-            let stored = choice.logits.len();
-            return fail(format!("id {device} is outside the vocabulary of {stored}; the reference has {reference}"));
-        };
-        if let Some(fed) = self.fed_instead[self.at(row, step)] {
-            return fail(format!(
-                "reported is {id}, but the cache rows of the next position are those of token {fed}: the id was changed \
-                 after it was fed back; logits: {} against {}",
-                logit(id),
-                logit(fed)
-            ));
+        if let Some(fault) = self.certain_fault(Some(choice), row, step, device) {
+            return fail(fault);
         }
-        if id >= self.real {
-            return fail(format!(
-                "id {id} is padding of the vocabulary, whose real ids end at {}; logits: {} against {} of {reference}",
-                self.real - 1,
-                logit(id),
-                logit(reference)
-            ));
-        }
-        if self.dead[self.at(row, step)] {
-            return fail("the state is all zero, so that every logit is the same: it decides nothing".to_owned());
-        }
-        // A device's argmax goes over its own logits.
-        if let Some([a, b]) = self.top2(row, step) {
-            let leads = if a.1 == b.1 { a.0.min(b.0) } else { a.0 };
-            if id != leads && a.1 >= b.1 {
-                return fail(format!(
-                    "the device's own logits put {leads} first ({} and {} for {} and {}); the reference has {reference}, \
-                     {} above {id}",
-                    a.1,
-                    b.1,
-                    a.0,
-                    b.0,
-                    choice.margin(id, self.real)
-                ));
-            }
-        }
+        let id = id.unwrap_or(usize::MAX);
         if id == reference {
             return (StepVerdict::Agree, None);
         }
@@ -296,6 +298,49 @@ impl Chosen<'_> {
         } else {
             fail(format!("not the largest logit; {logits}"))
         }
+    }
+
+    /// What is wrong with a step's token whatever the logits of a right device are: it is none of the real vocabulary, not
+    /// the one that was fed back, or not the first of the device's own logits. `choice` is what its state allows, where one
+    /// is known.
+    fn certain_fault(&self, choice: Option<&Choice>, row: usize, step: usize, device: i64) -> Option<String> {
+        let known = |text: &dyn Fn(&Choice, usize) -> String| {
+            choice.and_then(|choice| Some(text(choice, choice.token?))).unwrap_or_default()
+        };
+        let logit = |choice: &Choice, id: usize| choice.logit(id).unwrap_or(f32::NAN);
+        let Some(id) = usize::try_from(device).ok().filter(|&id| id < self.stored) else {
+            let reference = known(&|_, reference| format!("; the reference has {reference}"));
+            return Some(format!("id {device} is outside the vocabulary of {}{reference}", self.stored));
+        };
+        if let Some(fed) = self.fed_instead[self.at(row, step)] {
+            let logits = known(&|choice, _| format!("; logits: {} against {}", logit(choice, id), logit(choice, fed)));
+            return Some(format!(
+                "reported is {id}, but the cache rows of the next position are those of token {fed}: the id was changed \
+                 after it was fed back{logits}"
+            ));
+        }
+        if id >= self.real {
+            let logits = known(&|choice, reference| {
+                format!("; logits: {} against {} of {reference}", logit(choice, id), logit(choice, reference))
+            });
+            let last = self.real.saturating_sub(1);
+            return Some(format!("id {id} is padding of the vocabulary, whose real ids end at {last}{logits}"));
+        }
+        if self.dead[self.at(row, step)] {
+            return Some("the state is all zero, so that every logit is the same: it decides nothing".to_owned());
+        }
+        // A device's argmax goes over its own logits.
+        let [a, b] = self.top2(row, step)?;
+        let leads = if a.1 == b.1 { a.0.min(b.0) } else { a.0 };
+        (id != leads && a.1 >= b.1).then(|| {
+            let reference = known(&|choice, reference| {
+                format!("; the reference has {reference}, {} above {id}", choice.margin(id, self.real))
+            });
+            format!(
+                "the device's own logits put {leads} first ({} and {} for {} and {}){reference}",
+                a.1, b.1, a.0, b.0
+            )
+        })
     }
 
     /// The report on `token_ids`, whose elements are the steps.
@@ -312,8 +357,7 @@ impl Chosen<'_> {
             if mark == Mark::Drift {
                 failing.push(step);
             }
-            let reference = step.reference.map_or(f32::NAN, |id| id as f32);
-            findings.add(mark, Pair::from([step.device as f32, reference]), step.row, || vec![step.row, step.step]);
+            findings.add(mark, Pair::ids(step.device, step.reference), step.row, || vec![step.row, step.step]);
         }
         if let Some(first) = failing.first() {
             let note = first.note.clone().unwrap_or_default();
@@ -322,10 +366,11 @@ impl Chosen<'_> {
             if all.len() > 1 {
                 findings.note(format!("{} of {} steps fail: {}", all.len(), steps.len(), named(&all)));
             }
-            let one = tokens.first().copied();
-            if tokens.len() > 2 && tokens.iter().all(|&id| Some(id) == one) {
-                findings.note(self.one_stage_back(one.unwrap_or_default()));
-            }
+        }
+        // Where nothing could be judged this is all that there is to say.
+        let one = tokens.first().copied();
+        if (steps.is_empty() || !failing.is_empty()) && tokens.len() > 2 && tokens.iter().all(|&id| Some(id) == one) {
+            findings.note(self.one_stage_back(one.unwrap_or_default()));
         }
         Some(findings.finish())
     }

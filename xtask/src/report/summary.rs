@@ -79,14 +79,21 @@ pub fn element(element: &Element) -> String {
         (false, _) => "ULP",
     };
     let ulps = element.ulps.map(|ulps| format!(", {} {unit} apart", grouped(ulps))).unwrap_or_default();
-    let side = |value: &goldens::report::Number, bits: &str| match bits {
-        "absent" => bits.to_owned(),
-        _ => format!("{value} ({bits})"),
+    let side = |value: &goldens::report::Number, bits: &str| match (bits, integer(bits)) {
+        ("absent", _) => bits.to_owned(),
+        (_, Some(number)) => format!("{number} ({bits})"),
+        (_, None) => format!("{value} ({bits})"),
     };
     let index = if element.index.is_empty() { String::new() } else { format!("{:?}: ", element.index) };
     let (device, contract) =
         (side(&element.device, &element.device_bits), side(&element.reference, &element.reference_bits));
     format!("{index}device {device}, contract {contract}{ulps}")
+}
+
+/// The number itself of an id or a cache row, whose bits have sixteen digits: an FP32 number need not hold it.
+fn integer(bits: &str) -> Option<i64> {
+    let digits = bits.strip_prefix("0x").filter(|digits| digits.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(u64::cast_signed)
 }
 
 /// What was compared, in one line.

@@ -280,6 +280,21 @@ fn github_report() {
 }
 
 #[test]
+fn ids_are_shown_as_the_numbers_that_they_are() {
+    let bits = |id: i64| format!("0x{id:016x}");
+    let element = Element {
+        index: vec![0, 5],
+        device: Number(4_611_686_018_427_387_905_i64 as f64),
+        reference: Number(-1.0),
+        device_bits: bits(4_611_686_018_427_387_905),
+        reference_bits: bits(-1),
+        ulps: None,
+    };
+    let expected = "[0, 5]: device 4611686018427387905 (0x4000000000000001), contract -1 (0xffffffffffffffff)";
+    assert_eq!(super::summary::element(&element), expected);
+}
+
+#[test]
 fn steps_of_a_token_run_are_shown_where_they_are_not_plain_agreement() {
     let report = GateReport::new(vec![tokens()]);
     let human = uncoloured(&human::render(&report, false));
@@ -306,7 +321,7 @@ fn steps_of_a_token_run_are_shown_where_they_are_not_plain_agreement() {
     assert_eq!((&step["verdict"], &step["device"], &step["reference"]), (&"near_tie".into(), &105.into(), &243.into()));
     assert_eq!(read["cases"][0]["steps"][3]["margin"], "NaN");
     let all: serde_json::Value = serde_json::from_str(&json::render(&GateReport::new(vec![passing()]))).unwrap();
-    assert_eq!(all["cases"][0].get("steps"), None);
+    assert_eq!(all["cases"][0]["steps"], serde_json::json!([]));
 }
 
 #[test]
