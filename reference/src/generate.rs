@@ -31,12 +31,15 @@ impl Choice {
     /// The choice among the first `real_vocab_size` logits.
     ///
     /// # Errors
-    /// A logit of the real vocabulary is NaN, or there is none.
+    /// A logit of the real vocabulary is NaN or infinite, or there is none.
     pub fn of(logits: ArrayView1<'_, f32>, real_vocab_size: usize) -> Result<Self, GreedyError> {
         let mut top: Vec<(usize, f32)> = Vec::with_capacity(TOP + 1);
         for (id, &logit) in logits.iter().take(real_vocab_size).enumerate() {
             if logit.is_nan() {
                 return Err(GreedyError::NaN { id });
+            }
+            if logit.is_infinite() {
+                return Err(GreedyError::Infinite { id });
             }
             if top.len() < TOP || top.last().is_some_and(|last| logit > last.1) {
                 let at = top.partition_point(|better| better.1 >= logit);
@@ -307,7 +310,7 @@ impl<'w, W: Weights> Decoder<'w, W> {
     /// and nothing done, when none does.
     ///
     /// # Errors
-    /// A logit is NaN: the row and the step.
+    /// A logit is NaN or infinite: the row and the step.
     pub fn advance(&mut self) -> Result<bool, GenerateError> {
         self.advance_observed(&mut |_, _, _| {})
     }
@@ -435,6 +438,26 @@ mod tests {
             prop_assert_eq!(&choice.top, &sorted);
             prop_assert_eq!(choice.token(), greedy(values.view(), real).unwrap());
         }
+    }
+
+    #[test]
+    fn no_choice_is_made_among_logits_that_are_no_numbers() {
+        let of = |logit| Choice::of(ndarray::array![1.0, logit, logit].view(), 2);
+        assert_eq!(of(f32::NAN), Err(GreedyError::NaN { id: 1 }));
+        assert_eq!(of(f32::INFINITY), Err(GreedyError::Infinite { id: 1 }));
+        assert_eq!(of(f32::NEG_INFINITY), Err(GreedyError::Infinite { id: 1 }));
+        // What is padding of the vocabulary is no choice.
+        assert_eq!(Choice::of(ndarray::array![1.0, f32::INFINITY].view(), 1).unwrap().top, [(0, 1.0)]);
+        assert_eq!(Choice::of(ndarray::array![1.0, f32::MAX].view(), 2).unwrap().token(), 1);
+    }
+
+    #[test]
+    fn a_row_ends_at_an_infinite_logit_by_row_step_and_id() {
+        let mut model = small();
+        model.table[(3, 0)] = bf16::INFINITY;
+        let mut run = decoder(&model, &[vec![1, 2], vec![4]], limits(6, 200, &[]));
+        let source = GreedyError::Infinite { id: 3 };
+        assert_eq!(run.advance(), Err(GenerateError::Choice { row: 0, step: 0, source }));
     }
 
     #[test]

@@ -45,6 +45,12 @@ pub enum GreedyError {
         /// The lowest such id.
         id: usize,
     },
+    /// Arithmetic of finite weights does not give it, and what it is apart from others is no number.
+    #[error("the logit of token {id} is infinite, so that its distance to others is no number")]
+    Infinite {
+        /// The lowest such id.
+        id: usize,
+    },
     /// No logit to choose from.
     #[error("there are no logits of the real vocabulary")]
     Empty,

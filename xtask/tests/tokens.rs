@@ -141,9 +141,77 @@ fn the_life_of_a_golden() {
     fs::write(dir.join("none.safetensors"), [&8u64.to_le_bytes()[..], b"{}      "].concat()).unwrap();
     assert_eq!(code(&check("none.safetensors", &[])), 125);
 
+    // A row that the golden does not have is a wrong request, whatever the dump.
+    let row = check("right.json", &["--row", "2"]);
+    assert!(code(&row) == 2 && stderr(&row).contains("--row 2: the golden `small` has 2 rows"), "{}", stderr(&row));
+    assert_eq!(code(&check("right.json", &["--row", "1"])), 0);
+
     // Another model is not followed.
     let other = assay(&["model", "synthesize", "other", "--geometry", "mini", "--layers", "1", "--seed", "2"], dir);
     assert_eq!(code(&other), 0);
     let other = check("wrong.json", &["--model", "other"]);
     assert!(code(&other) == 2 && stderr(&other).contains("fingerprint"), "{}", stderr(&other));
+}
+
+#[test]
+fn files_that_are_no_goldens_are_told_and_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let made = assay(&["model", "synthesize", "model", "--geometry", "mini", "--layers", "1"], dir);
+    assert_eq!(code(&made), 0, "{}", stderr(&made));
+
+    // What cannot be written is found out before the run, which would refuse this prompt.
+    let blocked: Vec<&str> = RECORD
+        .iter()
+        .map(|arg| if *arg == "g" { "model/config.json" } else { arg })
+        .map(|arg| if arg == "7" { "999999" } else { arg })
+        .collect();
+    let blocked = assay(&blocked, dir);
+    assert_eq!(code(&blocked), 2);
+    assert!(stderr(&blocked).contains("no golden can be written there"), "{}", stderr(&blocked));
+
+    assert_eq!(code(&assay(&RECORD, dir)), 0);
+    let accept = || assay(&["tokens", "accept", "small", "--reason", "first", "--goldens", "g"], dir);
+    assert_eq!(code(&accept()), 0);
+    let review = |more: &[&str]| assay(&[&["tokens", "review", "--goldens", "g"], more].concat(), dir);
+    assert_eq!((code(&review(&[])), code(&review(&["small"]))), (0, 0));
+    let unknown = review(&["nope"]);
+    assert!(code(&unknown) == 2 && stderr(&unknown).contains("no golden is called `nope`"), "{}", stderr(&unknown));
+    fs::write(dir.join("g/q.pending.yaml"), "x").unwrap();
+    let unread = review(&[]);
+    assert!(code(&unread) == 2 && stderr(&unread).contains("q.pending.yaml"), "{}", stderr(&unread));
+    fs::remove_file(dir.join("g/q.pending.yaml")).unwrap();
+
+    // A file of another golden's name is no golden.
+    let text = fs::read_to_string(dir.join("g/small.yaml")).unwrap();
+    fs::write(dir.join("g/copy.yaml"), &text).unwrap();
+    for copy in ["copy", "g/copy.yaml"] {
+        let orphan = assay(&["tokens", "check", copy, "--goldens", "g", "--model", "model"], dir);
+        assert!(code(&orphan) == 2 && stderr(&orphan).contains("golden `small`"), "{}", stderr(&orphan));
+    }
+
+    // What the golden says of the model has to be so.
+    let again = || assay(&["tokens", "check", "small", "--goldens", "g", "--model", "model"], dir);
+    assert_eq!(code(&again()), 0);
+    let line = |key: &str| text.lines().find(|line| line.trim_start().starts_with(key)).unwrap().to_owned();
+    for (key, put, words) in [
+        ("rms_norm_eps", "    rms_norm_eps: 0.25", "rms_norm_eps: 1e-6 in the model, 0.25 in the golden"),
+        ("stop_ids", "  stop_ids: [3799]", "and the golden `small` was made with {3799}"),
+    ] {
+        fs::write(dir.join("g/small.yaml"), text.replacen(&line(key), put, 1)).unwrap();
+        let other = again();
+        assert!(code(&other) == 2 && stderr(&other).contains(words), "{}", stderr(&other));
+    }
+
+    // A file that is broken is recorded again, and replaced by whoever accepts that.
+    fs::write(dir.join("g/small.yaml"), &text[..text.len() / 2]).unwrap();
+    let broken = again();
+    assert!(code(&broken) == 2 && stderr(&broken).contains("record it again"), "{}", stderr(&broken));
+    let recorded = assay(&RECORD, dir);
+    assert_eq!(code(&recorded), 0, "{}", stderr(&recorded));
+    for shown in [&recorded, &review(&[])] {
+        assert!(stdout(shown).contains("remark: what is accepted cannot be read"), "{}", stdout(shown));
+    }
+    assert_eq!((code(&review(&[])), code(&accept()), code(&again())), (1, 0, 0));
+    assert_eq!(fs::read_to_string(dir.join("g/small.yaml")).unwrap(), text);
 }

@@ -2,11 +2,13 @@
 //! (`docs/tokens.md`, Dumps). Ids are taken as they are, for the judge to judge; what is not a list of whole numbers
 //! is refused by its place.
 
+use std::fmt;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use cases::header::{Header, HeaderError};
+use cases::header::{Entry, Header, HeaderError};
 use safetensors::Dtype;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use thiserror::Error;
 
@@ -14,8 +16,10 @@ use super::golden::Golden;
 
 /// Key of the seconds of each step in the metadata of captures: a JSON list.
 pub const STEP_SECONDS: &str = "step_seconds";
-/// Name of the ids in captures.
+/// Name of the ids in captures and in JSON.
 const TOKEN_IDS: &str = "token_ids";
+/// Name of the prompts there.
+const PROMPT_IDS: &str = "prompt_ids";
 /// An id that fills a row which ended before others.
 const FILLER: i64 = -1;
 /// Longest file of text or JSON: millions of ids.
@@ -68,7 +72,13 @@ pub enum DumpFault {
     #[error("is not UTF-8 text from byte {0}; name a bundle, captures, JSON or lines of token ids")]
     NotText(usize),
     #[error("is not JSON: {0}")]
-    Json(#[from] serde_json::Error),
+    Json(serde_json::Error),
+    #[error("{0}; remove one of the two")]
+    Twice(serde_json::Error),
+    #[error(
+        "`{PROMPT_IDS}` is {found}; expected I64 [rows, tokens] with the {rows} rows of `{TOKEN_IDS}`, or none at all"
+    )]
+    Prompts { found: String, rows: usize },
     #[error("{place}: {found}; expected {expected}")]
     Place { place: String, found: String, expected: &'static str },
 }
@@ -99,8 +109,7 @@ impl Dump {
     /// The text is neither; the message names the place.
     pub fn parse(text: &str) -> Result<Self, DumpFault> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let dump =
-            if text.trim_start().starts_with(['[', '{']) { json(&serde_json::from_str(text)?)? } else { lines(text)? };
+        let dump = if text.trim_start().starts_with(['[', '{']) { json(&value(text)?)? } else { lines(text)? };
         if dump.rows.is_empty() {
             return Err(place("the whole file", "no row of ids", "at least one"));
         }
@@ -153,7 +162,78 @@ fn text(path: &Path) -> Result<Dump, DumpFault> {
     Dump::parse(&text)
 }
 
-/// `token_ids` of a safetensors file. Its other tensors are no matter here.
+/// JSON of which no object has a key twice: which of the two was meant nobody knows.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Value;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("JSON")
+            }
+
+            fn visit_unit<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+                Ok(value.into())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+                let mut items = Vec::new();
+                while let Some(Unique(item)) = list.next_element()? {
+                    items.push(item);
+                }
+                Ok(Value::Array(items))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+                let mut object = serde_json::Map::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    if object.contains_key(&key) {
+                        let short: String = key.chars().take(40).collect();
+                        return Err(A::Error::custom(format!("the key {short:?} is given twice")));
+                    }
+                    let Unique(value) = map.next_value()?;
+                    object.insert(key, value);
+                }
+                Ok(Value::Object(object))
+            }
+        }
+        deserializer.deserialize_any(Any).map(Self)
+    }
+}
+
+fn value(text: &str) -> Result<Value, DumpFault> {
+    match serde_json::from_str(text) {
+        Ok(Unique(value)) => Ok(value),
+        // The only thing that is JSON and is refused.
+        Err(error) if error.is_data() => Err(DumpFault::Twice(error)),
+        Err(error) => Err(DumpFault::Json(error)),
+    }
+}
+
+/// `token_ids` of a safetensors file, and `prompt_ids` where it is there. Its other tensors are no matter here.
 fn captures(path: &Path) -> Result<Dump, DumpFault> {
     let mut file = std::fs::File::open(path)?;
     let length = file.metadata()?.len();
@@ -166,18 +246,38 @@ fn captures(path: &Path) -> Result<Dump, DumpFault> {
     if rows == 0 || steps == 0 {
         return Err(DumpFault::Shape(entry.shape.clone()));
     }
-    let begin = length - header.data_length() as u64 + entry.data_offsets.0 as u64;
-    file.seek(SeekFrom::Start(begin))?;
+    let data = length - header.data_length() as u64;
+    let ids = read_ids(&mut file, data, entry)?;
+    let prompts = match header.tensors.get(PROMPT_IDS) {
+        Some(prompts) => match prompts.shape[..] {
+            [count, most] if count == rows && most > 0 && prompts.dtype == Dtype::I64 => {
+                let ids = read_ids(&mut file, data, prompts)?;
+                ids.chunks(most).map(|prompt| Some(unfilled(prompt.to_vec()))).collect()
+            }
+            _ => return Err(DumpFault::Prompts { found: format!("{} {:?}", prompts.dtype, prompts.shape), rows }),
+        },
+        None => Vec::new(),
+    };
+    let seconds = match header.metadata.get(STEP_SECONDS) {
+        Some(list) => {
+            let at = format!("metadata `{STEP_SECONDS}`");
+            let list = value(list).map_err(|fault| place(&at, fault.to_string(), "a JSON list of seconds"))?;
+            vec![times(&list, &at, steps, steps)?]
+        }
+        None => Vec::new(),
+    };
+    let rows = ids.chunks(steps).map(|row| unfilled(row.to_vec())).collect();
+    Ok(Dump { rows, prompts, seconds, ..Dump::default() })
+}
+
+/// The numbers of an I64 tensor; data begin at byte `data`.
+fn read_ids(file: &mut std::fs::File, data: u64, entry: &Entry) -> Result<Vec<i64>, DumpFault> {
+    file.seek(SeekFrom::Start(data + entry.data_offsets.0 as u64))?;
     // The header was checked against the file's length.
     let mut bytes = vec![0; entry.data_offsets.1 - entry.data_offsets.0];
     file.read_exact(&mut bytes)?;
     let (ids, _) = bytes.as_chunks::<8>();
-    let ids: Vec<i64> = ids.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
-    let seconds = match header.metadata.get(STEP_SECONDS) {
-        Some(list) => vec![times(&serde_json::from_str(list)?, &format!("metadata `{STEP_SECONDS}`"))?],
-        None => Vec::new(),
-    };
-    Ok(Dump { rows: ids.chunks(steps).map(|row| unfilled(row.to_vec())).collect(), seconds, ..Dump::default() })
+    Ok(ids.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
 }
 
 /// The row without what fills its end.
@@ -206,12 +306,15 @@ fn json(value: &Value) -> Result<Dump, DumpFault> {
             {
                 let ids =
                     entry.get(TOKEN_IDS).ok_or_else(|| place(format!("row {row}"), "no `token_ids`", expected))?;
-                dump.rows.push(id_list(ids, &format!("row {row}"))?);
-                let prompt = entry.get("prompt_ids").map(|ids| id_list(ids, &format!("row {row}, prompt_ids")));
+                let written = ids.as_array().map_or(0, Vec::len);
+                let ids = id_list(ids, &format!("row {row}"))?;
+                let tokens = ids.len();
+                dump.rows.push(ids);
+                let prompt = entry.get(PROMPT_IDS).map(|ids| id_list(ids, &format!("row {row}, prompt_ids")));
                 dump.prompts.push(prompt.transpose()?);
                 match entry.get("seconds") {
                     None | Some(Value::Null) => {}
-                    Some(list) => dump.seconds.push(times(list, &format!("row {row}, seconds"))?),
+                    Some(list) => dump.seconds.push(times(list, &format!("row {row}, seconds"), tokens, written)?),
                 }
             }
         }
@@ -228,9 +331,14 @@ fn id_list(value: &Value, at: &str) -> Result<Vec<i64>, DumpFault> {
     list.iter().enumerate().map(id).collect::<Result<_, _>>().map(unfilled)
 }
 
-/// Seconds of tokens; `null` stands for one that was not timed.
-fn times(value: &Value, at: &str) -> Result<Vec<f64>, DumpFault> {
+/// Seconds of tokens, one for each of `tokens`, or for each of the ids that were `written`, what fills the row's end
+/// included; `null` stands for one that was not timed.
+fn times(value: &Value, at: &str, tokens: usize, written: usize) -> Result<Vec<f64>, DumpFault> {
     let list = value.as_array().ok_or_else(|| place(at, value.to_string(), "a list of seconds"))?;
+    if list.len() != tokens && list.len() != written {
+        let found = format!("{} entries for a row of {written}", list.len());
+        return Err(place(at, found, "seconds for every token, null where they are not known"));
+    }
     let time = |(step, time): (usize, &Value)| {
         let seconds = time.as_f64().filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
         seconds.ok_or_else(|| place(format!("{at}, step {step}"), time.to_string(), "seconds, a number of 0 or more"))
@@ -264,7 +372,6 @@ fn lines(text: &str) -> Result<Dump, DumpFault> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use cases::header::Entry;
     use proptest::prelude::*;
 
     use super::*;
@@ -311,6 +418,11 @@ mod tests {
             ("{\"token_ids\": [1]}", "no list `rows`"),
             ("{\"rows\": [{\"token_ids\": [1], \"seconds\": [-1]}]}", "row 0, seconds, step 0: -1"),
             ("[5, 7", "is not JSON"),
+            ("{\"rows\": [{\"token_ids\": [1], \"seconds\": [1, 2]}]}", "row 0, seconds: 2 entries for a row of 1"),
+            ("{\"rows\": [{\"token_ids\": [1, 2], \"seconds\": []}]}", "row 0, seconds: 0 entries for a row of 2"),
+            ("{\"rows\": [], \"rows\": [{\"token_ids\": [1]}]}", "the key \"rows\" is given twice at line 1 column"),
+            ("{\"rows\": [{\"token_ids\": [1], \"token_ids\": [2]}]}", "the key \"token_ids\" is given twice"),
+            ("{\"rows\": [{\"token_ids\": [1], \"x\": {\"a\": 1, \"a\": 1}}]}", "the key \"a\" is given twice"),
         ] {
             let message = refused(text);
             assert!(message.contains(words), "{text}: {message}");
@@ -338,20 +450,41 @@ mod tests {
 
     #[test]
     fn the_median_is_over_all_tokens() {
-        let read =
-            |seconds: &str| Dump::parse(&format!("{{\"rows\": [{{\"token_ids\": [1], \"seconds\": {seconds}}}]}}"));
-        assert_eq!(read("[4, 1, 2]").unwrap().median_seconds(), Some(2.0));
-        assert_eq!(read("[4, null, 2]").unwrap().median_seconds(), Some(3.0));
-        assert_eq!(read("[4, 1, 2, 3]").unwrap().median_seconds(), Some(2.5));
-        assert_eq!(read("[]").unwrap().median_seconds(), None);
-        assert_eq!(read("null").unwrap().median_seconds(), None);
+        let read = |ids: &str, seconds: &str| {
+            let dump = Dump::parse(&format!("{{\"rows\": [{{\"token_ids\": {ids}, \"seconds\": {seconds}}}]}}"));
+            dump.unwrap().median_seconds()
+        };
+        assert_eq!(read("[1, 1, 1]", "[4, 1, 2]"), Some(2.0));
+        assert_eq!(read("[1, 1, 1]", "[4, null, 2]"), Some(3.0));
+        assert_eq!(read("[1, 1, 1, 1]", "[4, 1, 2, 3]"), Some(2.5));
+        assert_eq!(read("[]", "[]"), None);
+        assert_eq!(read("[1]", "null"), None);
+        // What fills the end of a row may have a time, and need not.
+        assert_eq!(read("[1, 1, -1]", "[4, 1]"), Some(2.5));
+        assert_eq!(read("[1, 1, -1]", "[4, 1, 2]"), Some(2.0));
     }
 
     fn captured(dtype: Dtype, shape: &[usize], ids: &[i64], metadata: &[(&str, &str)]) -> tempfile::TempDir {
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        captured_with(dtype, shape, ids, metadata, None)
+    }
+
+    fn captured_with(
+        dtype: Dtype,
+        shape: &[usize],
+        ids: &[i64],
+        metadata: &[(&str, &str)],
+        prompts: Option<(Dtype, &[usize], &[i64])>,
+    ) -> tempfile::TempDir {
+        let mut bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         let before = Entry { dtype: Dtype::U8, shape: vec![3], data_offsets: (0, 3) };
         let entry = Entry { dtype, shape: shape.to_vec(), data_offsets: (3, 3 + bytes.len()) };
-        let tensors = BTreeMap::from([("other".to_owned(), before), (TOKEN_IDS.to_owned(), entry)]);
+        let mut tensors = BTreeMap::from([("other".to_owned(), before), (TOKEN_IDS.to_owned(), entry)]);
+        if let Some((dtype, shape, ids)) = prompts {
+            let begin = 3 + bytes.len();
+            bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+            let entry = Entry { dtype, shape: shape.to_vec(), data_offsets: (begin, 3 + bytes.len()) };
+            tensors.insert(PROMPT_IDS.to_owned(), entry);
+        }
         let metadata = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let mut file = Header { tensors, metadata }.encode().unwrap();
         file.extend([1, 2, 3]);
@@ -379,11 +512,41 @@ mod tests {
         assert!(matches!(fault(captured(Dtype::I64, &[0, 2], &[], &[])), DumpFault::Shape(_)));
         let dir = captured(Dtype::I64, &[1, 1], &[1], &[(STEP_SECONDS, "[\"x\"]")]);
         assert!(fault(dir).to_string().contains("step_seconds"));
+        for (list, words) in [
+            ("nope", "metadata `step_seconds`: is not JSON"),
+            ("[1, 2]", "metadata `step_seconds`: 2 entries for a row of 1"),
+            ("{}", "metadata `step_seconds`: {}; expected a list of seconds"),
+        ] {
+            let message = fault(captured(Dtype::I64, &[1, 1], &[1], &[(STEP_SECONDS, list)])).to_string();
+            assert!(message.contains(words), "{message}");
+        }
         let empty = tempfile::tempdir().unwrap();
         let file = Header::default().encode().unwrap();
         std::fs::write(empty.path().join(device::CAPTURES_FILE), file).unwrap();
         assert!(matches!(fault(empty), DumpFault::NoTokens));
         assert!(matches!(fault(tempfile::tempdir().unwrap()), DumpFault::Io(_)));
+    }
+
+    #[test]
+    fn captures_carry_prompts_too() {
+        use crate::tokens::Stop;
+        use crate::tokens::golden::tests::{golden, row, step};
+        let of = |prompt: &[usize]| row(prompt, Stop::MaxNewTokens, vec![step(&[(1, 1.0, 0.0)])]);
+        let golden = golden(vec![of(&[5, 6, 7]), of(&[1])]);
+        let read = |dtype, shape: &[usize], prompts: &[i64]| {
+            let dir = captured_with(Dtype::I64, &[2, 1], &[1, 1], &[], Some((dtype, shape, prompts)));
+            Dump::read(dir.path())
+        };
+        let right = read(Dtype::I64, &[2, 4], &[5, 6, 7, -1, 1, -1, -1, -1]).unwrap();
+        assert_eq!(right.prompts, [Some(vec![5, 6, 7]), Some(vec![1])]);
+        assert!(right.check_prompts(&golden, None).is_ok());
+        let other = read(Dtype::I64, &[2, 4], &[5, 6, 7, -1, 2, -1, -1, -1]).unwrap();
+        let message = other.check_prompts(&golden, None).unwrap_err().to_string();
+        assert!(message.contains("row 1: prompt_ids [2]"), "{message}");
+        for (dtype, shape) in [(Dtype::U64, vec![2, 1]), (Dtype::I64, vec![2]), (Dtype::I64, vec![1, 2])] {
+            let message = read(dtype, &shape, &[5, 1]).unwrap_err().to_string();
+            assert!(message.contains("`prompt_ids` is") && message.contains("the 2 rows"), "{message}");
+        }
     }
 
     proptest! {

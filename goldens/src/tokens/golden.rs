@@ -110,7 +110,7 @@ pub struct Step {
 pub struct Candidate {
     /// Its id.
     pub id: usize,
-    /// Its logit in the reference, FP32.
+    /// Its logit in the reference, FP32, finite.
     pub logit: f32,
     /// Root mean square change of its gap to the chosen one over the sampled devices; 0 for the chosen one.
     pub spread: f32,
@@ -192,8 +192,7 @@ impl Step {
     }
 
     fn gap(&self, candidate: &Candidate) -> f64 {
-        // Two infinite logits of one sign are equal.
-        if self.logit() == candidate.logit { 0.0 } else { f64::from(self.logit()) - f64::from(candidate.logit) }
+        f64::from(self.logit()) - f64::from(candidate.logit)
     }
 
     fn reach(&self, golden: &Golden) -> f64 {
@@ -286,8 +285,6 @@ pub(super) mod tests {
         let golden = golden(vec![]);
         let tie = step(&[(105, 3.0, 0.0), (243, 3.0, 0.0)]);
         assert_eq!((tie.margin(), tie.kind(&golden)), (0.0, Kind::NearTie));
-        let infinite = step(&[(1, f32::INFINITY, 0.0), (2, f32::INFINITY, 0.0)]);
-        assert_eq!(infinite.kind(&golden), Kind::NearTie);
         let alone = step(&[(1, 3.0, 0.0)]);
         assert_eq!((alone.margin(), alone.kind(&golden)), (f32::INFINITY, Kind::Firm));
     }

@@ -458,15 +458,10 @@ pub fn check_again(golden: &Golden, again: &Golden, source: String) -> TokensRep
             });
             if !same && !differs {
                 differs = true;
-                let told = |step: Option<&Step>| match step {
-                    Some(step) => format!("id {} with logit {:?}", step.id(), step.logit()),
-                    None => "no token".to_owned(),
-                };
                 let message = format!(
-                    "the reference now gives {}, the golden holds {}; a reference run is the same to the last bit on \
-                     every machine, so the program has changed",
-                    told(found),
-                    told(expected),
+                    "{}; a reference run is the same to the last bit on every machine, so the program has changed, or \
+                     somebody the golden",
+                    change(found, expected),
                 );
                 report.findings.push(finding(row, step, FindingKind::Reference, message));
             }
@@ -480,6 +475,20 @@ pub fn check_again(golden: &Golden, again: &Golden, source: String) -> TokensRep
         Verdict::Pass
     };
     report
+}
+
+/// The first candidate in which a second run differs from the golden's step. The chosen one is the first of them.
+fn change(found: Option<&Step>, expected: Option<&Step>) -> String {
+    let top = |step: Option<&Step>| step.map_or_else(Vec::new, bits);
+    let (now, held) = (top(found), top(expected));
+    let at = now.iter().zip(&held).take_while(|(now, held)| now == held).count();
+    let told = |step: Option<&Step>| match (step, step.and_then(|step| step.top.get(at))) {
+        (_, Some(of)) => format!("id {} with logit {:?}", of.id, of.logit),
+        (Some(_), None) => "none".to_owned(),
+        (None, None) => "no token".to_owned(),
+    };
+    let which = if at == 0 { String::new() } else { format!("as candidate {at} (0 is the chosen one) ") };
+    format!("{which}the reference now gives {}, the golden holds {}", told(found), told(expected))
 }
 
 /// The candidates of a step, to the last bit.

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::diff;
 use super::golden::{Golden, Row, Step};
+use super::store::Standing;
 
 /// A pending golden beside the accepted one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -12,6 +13,8 @@ pub struct Review {
     pub name: String,
     /// Whether nothing was accepted under this name before.
     pub new: bool,
+    /// What to know before accepting it.
+    pub remarks: Vec<String>,
     /// What differs outside the rows: model, rounding rules, limits.
     pub settings: Vec<String>,
     /// The rows that differ, or all of a new one.
@@ -41,6 +44,17 @@ pub struct RowReview {
     pub largest_margin_change: f32,
 }
 
+/// What `pending` would change of what is accepted, which may be a file that is no golden.
+#[must_use]
+pub fn review_standing(standing: &Standing, pending: &Golden) -> Review {
+    let unread = standing.unread.as_ref().map(|error| {
+        format!(
+            "what is accepted cannot be read as a golden, so that nothing is compared; accepting replaces it: {error}"
+        )
+    });
+    Review { remarks: unread.into_iter().collect(), ..review(standing.golden.as_ref(), pending) }
+}
+
 /// What `pending` would change.
 #[must_use]
 pub fn review(accepted: Option<&Golden>, pending: &Golden) -> Review {
@@ -53,6 +67,7 @@ pub fn review(accepted: Option<&Golden>, pending: &Golden) -> Review {
     Review {
         name: pending.name.clone(),
         new: accepted.is_none(),
+        remarks: Vec::new(),
         settings: accepted.map_or_else(Vec::new, |accepted| settings(accepted, pending)),
         rows: rows.collect(),
     }

@@ -7,13 +7,14 @@ use std::fmt::{self, Display, Write as _};
 use std::path::{Path, PathBuf};
 
 use reference::generate::Limits;
-use reference::{Geometry, Policy, Rounding, Site};
+use reference::{BATCH, Geometry, Policy, Rounding, Site};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use thiserror::Error;
 
 use super::golden::{Accepted, Candidate, FORMAT, Golden, Model, Row, Step, Stop};
 use super::spread::MOST_SAMPLES;
+use super::store::is_date;
 
 /// A file that is no golden.
 #[derive(Debug, Error)]
@@ -319,8 +320,17 @@ impl Raw {
         if self.rows.is_empty() {
             return Err("rows: there are none".to_owned());
         }
+        if self.rows.len() > BATCH {
+            return Err(format!("rows: there are {}; a run has at most {BATCH}", self.rows.len()));
+        }
+        if let Some(accepted) = &self.accepted {
+            accepted.check()?;
+        }
         let RawLimits { max_new_tokens, max_seq_len, stop_ids } = self.limits;
         let RawModel { name, fingerprint, .. } = self.model;
+        if fingerprint.len() != 64 || !fingerprint.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
+            return Err(format!("model.fingerprint: is {fingerprint:?}; expected 64 digits of 0-9 and a-f"));
+        }
         let mut golden = Golden {
             name: self.name,
             tool: self.tool,
@@ -337,6 +347,18 @@ impl Raw {
             golden.rows.push(row);
         }
         Ok(golden)
+    }
+}
+
+impl RawAccepted {
+    fn check(&self) -> Result<(), String> {
+        if self.reason.trim().is_empty() {
+            return Err("accepted.reason: is empty; a golden is accepted for a reason".to_owned());
+        }
+        if !is_date(&self.date) {
+            return Err(format!("accepted.date: is {:?}; expected a day, YYYY-MM-DD", self.date));
+        }
+        Ok(())
     }
 }
 
@@ -393,11 +415,39 @@ impl RawRow {
         }
         let stops = |step: &Step| golden.limits.stop_ids.contains(&step.id());
         let last = row.steps.last().ok_or("steps: there are none")?;
-        if stops(last) != (stop == Stop::Eos) {
-            return Err(format!("stop: is {}, but the last id is {}", stop.name(), last.id()));
-        }
         if let Some(early) = row.steps.iter().rev().skip(1).rev().position(stops) {
             return Err(format!("step {early}: is a stop id, and steps follow it"));
+        }
+        let (Limits { max_new_tokens, max_seq_len, .. }, tokens) = (&golden.limits, row.steps.len());
+        if tokens > *max_new_tokens {
+            return Err(format!("steps: there are {tokens}, more than max_new_tokens, which is {max_new_tokens}"));
+        }
+        let length = row.prompt_ids.len() + tokens;
+        if length > *max_seq_len {
+            return Err(format!("steps: prompt and steps are {length} tokens, more than max_seq_len, {max_seq_len}"));
+        }
+        let due = if stops(last) {
+            Stop::Eos
+        } else if tokens == *max_new_tokens {
+            Stop::MaxNewTokens
+        } else if length == *max_seq_len {
+            Stop::MaxSeqLen
+        } else {
+            return Err(format!(
+                "stop: is {}, but the last id is {}, there are {tokens} of {max_new_tokens} steps, and prompt and \
+                 steps are {length} of {max_seq_len} tokens: nothing ends the row",
+                stop.name(),
+                last.id()
+            ));
+        };
+        if stop != due {
+            return Err(format!(
+                "stop: is {}, but {} ends the row: the last id is {}, there are {tokens} of {max_new_tokens} steps, \
+                 and prompt and steps are {length} of {max_seq_len} tokens",
+                stop.name(),
+                due.name(),
+                last.id()
+            ));
         }
         Ok(row)
     }
@@ -419,7 +469,12 @@ impl RawStep {
             if !ids.insert(id) {
                 return Err(format!("top: {id} is given twice"));
             }
-            if logit.is_nan() || top.last().is_some_and(|before| logit > before.logit) {
+            if !logit.is_finite() {
+                return Err(format!("top: the logit of {id} is {}; expected a finite number", number(logit)));
+            }
+            // Of equal logits the lower id comes first, and is the one chosen.
+            let before = |before: &Candidate| logit > before.logit || (logit == before.logit && id < before.id);
+            if top.last().is_some_and(before) {
                 return Err(format!("top: the logit of {id} is out of order"));
             }
             if spread.is_nan() || spread < 0.0 {
@@ -506,10 +561,24 @@ mod tests {
             ("kind: near_tie", "kind: firm", "step 0: kind"),
             ("token_ids: [5, 99]", "token_ids: [5, 98]", "token_ids"),
             ("top: {5: 3.25, 7: 2.5}", "top: {5: 3.25, 7: 4.5}", "out of order"),
+            ("top: {5: 3.25, 7: 2.5}", "top: {5: 3.25, 4: 3.25}", "out of order"),
+            ("top: {5: 3.25, 7: 2.5}", "top: {5: .inf, 7: 2.5}", "step 0: top: the logit of 5 is .inf"),
+            ("top: {5: 3.25, 7: 2.5}", "top: {5: 3.25, 7: -.inf}", "step 0: top: the logit of 7 is -.inf"),
+            ("top: {5: 3.25, 7: 2.5}", "top: {5: .nan, 7: 2.5}", "step 0: top: the logit of 5 is .nan"),
             ("top: {5: 3.25, 7: 2.5}", "top: {5: 3.25, 700: 2.5}", "700 is not in the vocabulary of 100"),
             ("spreads: {7: 0.125}", "spreads: {8: 0.1}", "spreads"),
             ("spreads: {7: 0.125}", "spreads: {7: -0.1}", "spreads"),
-            ("stop: eos", "stop: max_new_tokens", "stop: is max_new_tokens, but the last id is 99"),
+            ("stop: eos", "stop: max_new_tokens", "stop: is max_new_tokens, but eos ends the row: the last id is 99"),
+            ("stop: eos", "stop: max_seq_len", "stop: is max_seq_len, but eos ends the row"),
+            ("stop_ids: [98, 99]", "stop_ids: [98]", "stop: is eos, but the last id is 99, there are 2 of 4 steps"),
+            ("max_new_tokens: 4", "max_new_tokens: 1", "row 0: steps: there are 2, more than max_new_tokens"),
+            ("max_seq_len: 256", "max_seq_len: 4", "row 0: steps: prompt and steps are 5 tokens"),
+            ("fingerprint: \"ab", "fingerprint: \"", "model.fingerprint"),
+            ("fingerprint: \"ab", "fingerprint: \"xy", "model.fingerprint"),
+            ("fingerprint: \"ab", "fingerprint: \"AB", "model.fingerprint"),
+            ("reason: \"first\"", "reason: \" \"", "accepted.reason: is empty"),
+            ("date: \"2026-01-31\"", "date: \"yesterday\"", "accepted.date: is \"yesterday\""),
+            ("date: \"2026-01-31\"", "date: \"2026-02-30\"", "accepted.date"),
             ("stop_ids: [98, 99]", "stop_ids: [5, 99]", "steps follow it"),
             ("  out: ties_away\n", "", "policy: no rule for out"),
             ("samples: 16", "samples: 0", "samples"),
@@ -524,9 +593,38 @@ mod tests {
         assert!(read("").is_err() && read("[1, 2").is_err());
     }
 
+    #[test]
+    fn a_row_ends_for_the_reason_that_its_limits_give() {
+        let firm = || step(&[(5, 3.25, 0.0), (7, 2.5, 0.0)]);
+        let ends = |count: usize, most: usize, stop| {
+            let mut golden = golden(vec![row(&[1, 2, 3], stop, (0..count).map(|_| firm()).collect())]);
+            golden.limits.max_seq_len = most;
+            read(&golden.to_yaml()).map(|_| ()).map_err(|error| error.message)
+        };
+        assert_eq!(ends(4, 256, Stop::MaxNewTokens), Ok(()));
+        // Where both limits are reached the tokens' own comes first.
+        assert_eq!(ends(4, 7, Stop::MaxNewTokens), Ok(()));
+        assert_eq!(ends(2, 5, Stop::MaxSeqLen), Ok(()));
+        for (count, most, stop) in [(4, 256, Stop::MaxSeqLen), (4, 7, Stop::MaxSeqLen), (2, 5, Stop::MaxNewTokens)] {
+            assert!(ends(count, most, stop).unwrap_err().contains("ends the row"));
+        }
+        assert!(ends(2, 256, Stop::MaxNewTokens).unwrap_err().contains("nothing ends the row"));
+    }
+
+    #[test]
+    fn a_golden_has_as_many_rows_as_a_run_can_have() {
+        let of = |count| {
+            let steps = || vec![step(&[(99, 3.25, 0.0)])];
+            read(&golden((0..count).map(|_| row(&[1], Stop::Eos, steps())).collect()).to_yaml())
+        };
+        assert_eq!(of(16).unwrap().rows.len(), 16);
+        assert!(of(17).unwrap_err().message.contains("rows: there are 17; a run has at most 16"));
+    }
+
     prop_compose! {
         fn steps()(parts in prop::collection::vec((any::<u32>(), any::<u32>()), 1..6), offset in 0usize..90) -> Step {
-            let mut logits: Vec<f32> = parts.iter().map(|(bits, _)| f32::from_bits(*bits)).filter(|l| !l.is_nan()).collect();
+            let logits = parts.iter().map(|(bits, _)| f32::from_bits(*bits)).filter(|l| l.is_finite());
+            let mut logits: Vec<f32> = logits.collect();
             logits.sort_by(|a, b| b.total_cmp(a));
             let spread = |bits: u32| { let s = f32::from_bits(bits).abs(); if s.is_nan() { 0.5 } else { s } };
             let top: Vec<_> = logits.iter().zip(&parts).enumerate()
@@ -543,6 +641,7 @@ mod tests {
             golden.rows[0].prompt = Some(prompt);
             golden.name = name;
             golden.limits.stop_ids = vec![];
+            golden.limits.max_new_tokens = golden.rows[0].steps.len();
             let back = read(&golden.to_yaml()).unwrap();
             prop_assert_eq!(&back, &golden);
             // Equality takes -0 for 0.

@@ -1,12 +1,14 @@
 //! `assay tokens record|check|review|accept|list`: goldens made, kept and checked against. What they mean is in
 //! `goldens::tokens`; this finds the files and shows what came back.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cases::Tokenizer;
 use clap::{Args, Subcommand};
 use goldens::tokens::{self, Dump, Follow, Golden, Model, Recorded, Reference, Row, State, Store};
+use reference::Geometry;
 use reference::model::Weights;
 
 use super::prompts::Prompts;
@@ -150,6 +152,7 @@ impl Record {
         let store = self.folder.store()?;
         store.check_writable(&self.name)?;
         let opened = self.prompts.open()?;
+        store.prepare(&self.name)?;
         let weights = opened.source.weights()?;
         let bar = Bar::new(1);
         goldens::Progress::begin(&bar, &self.name);
@@ -184,13 +187,13 @@ impl Record {
             false_alarm: tokens::spread::FALSE_ALARM,
             rows,
         };
-        let accepted = store.accepted(&self.name)?;
+        let standing = store.standing(&self.name)?;
         match store.record(&golden)? {
             Recorded::Unchanged => {
                 output::stdout(&format!("{}: says what is accepted already; nothing is pending\n", self.name))?;
             }
             Recorded::Pending(path) => {
-                let review = tokens::review(accepted.as_ref(), &golden);
+                let review = tokens::review_standing(&standing, &golden);
                 let next = format!(
                     "pending: {}\naccept it with: assay tokens accept {} --reason TEXT\n",
                     plain(&place(&path)),
@@ -206,6 +209,14 @@ impl Record {
 impl Check {
     fn run(&self) -> Result<Code, Refusal> {
         let golden = self.folder.store()?.find(&self.golden)?;
+        if let Some(row) = self.row.filter(|row| *row >= golden.rows.len()) {
+            let (name, rows) = (&golden.name, golden.rows.len());
+            let last = rows.saturating_sub(1);
+            return Err(Refusal::Request(format!(
+                "--row {row}: the golden `{name}` has {rows} {}; name one of 0 to {last}",
+                if rows == 1 { "row" } else { "rows" },
+            )));
+        }
         let dump = self.dump.as_deref().map(Dump::read);
         let before = self.before.as_deref().map(Dump::read).transpose()?;
         let tokenizer = match (&self.tokenizer, &self.place.model) {
@@ -261,19 +272,57 @@ impl Check {
     }
 }
 
-/// Refuses a model that a golden was not made from.
+/// Refuses a model that a golden was not made from. What the golden says of the model beside its fingerprint has to be
+/// so as well: sizes, which tell padding ids from tokens, and stop ids, which are in no fingerprint.
 fn same(source: &Source, golden: &Golden) -> Result<(), Refusal> {
     let found = source.fingerprint()?;
-    if found == golden.model.fingerprint {
-        return Ok(());
+    let (of_model, of_golden) = (source.name(), &golden.name);
+    if found != golden.model.fingerprint {
+        return Err(Refusal::Request(format!(
+            "{of_model}: is not the model of the golden `{of_golden}`, which is {}: its fingerprint is {found}, the \
+             golden's {}",
+            golden.model.name, golden.model.fingerprint
+        )));
     }
-    Err(Refusal::Request(format!(
-        "{}: is not the model of the golden `{}`, which is {}: its fingerprint is {found}, the golden's {}",
-        source.name(),
-        golden.name,
-        golden.model.name,
-        golden.model.fingerprint
-    )))
+    let (sizes, expected) = (source.geometry()?, &golden.model.geometry);
+    if sizes != *expected {
+        return Err(Refusal::Request(format!(
+            "{of_model}: its fingerprint is that of the golden `{of_golden}`, but the golden's model.geometry is \
+             another one ({}); the golden was changed by hand: restore it or record it again",
+            different(&sizes, expected)
+        )));
+    }
+    let each = |ids: &[usize]| ids.iter().copied().collect::<BTreeSet<usize>>();
+    let (stops, expected) = (each(source.stop_ids()), each(&golden.limits.stop_ids));
+    if stops != expected {
+        return Err(Refusal::Request(format!(
+            "{of_model}: has the stop ids {stops:?}, and the golden `{of_golden}` was made with {expected:?}; restore \
+             those of the model's configuration, or record the golden again"
+        )));
+    }
+    Ok(())
+}
+
+/// The sizes that differ, each with the model's value and the golden's.
+fn different(model: &Geometry, golden: &Geometry) -> String {
+    let sizes = |of: &Geometry| {
+        [
+            ("hidden_size", of.hidden_size.to_string()),
+            ("num_attention_heads", of.num_attention_heads.to_string()),
+            ("num_key_value_heads", of.num_key_value_heads.to_string()),
+            ("head_dim", of.head_dim.to_string()),
+            ("intermediate_size", of.intermediate_size.to_string()),
+            ("num_hidden_layers", of.num_hidden_layers.to_string()),
+            ("vocab_size", of.vocab_size.to_string()),
+            ("real_vocab_size", of.real_vocab_size.to_string()),
+            ("rms_norm_eps", format!("{:?}", of.rms_norm_eps)),
+        ]
+    };
+    let both = sizes(model).into_iter().zip(sizes(golden));
+    let words = both
+        .filter(|(one, other)| one != other)
+        .map(|((name, model), (_, golden))| format!("{name}: {model} in the model, {golden} in the golden"));
+    words.collect::<Vec<_>>().join("; ")
 }
 
 /// A second run of the reference.
@@ -293,16 +342,9 @@ fn again(
 }
 
 fn review(store: &Store, name: Option<&str>, format: Format) -> Result<Code, Refusal> {
-    let pending = store.list()?.into_iter().filter(|entry| entry.state == State::Pending).map(|entry| entry.name);
-    let names: Vec<String> = match name {
-        Some(name) => vec![name.to_owned()],
-        None => pending.collect(),
-    };
     let mut reviews = Vec::new();
-    for name in &names {
-        if let Some(pending) = store.pending(name)? {
-            reviews.push(tokens::review(store.accepted(name)?.as_ref(), &pending));
-        }
+    for pending in store.proposals(name)? {
+        reviews.push(tokens::review_standing(&store.standing(&pending.name)?, &pending));
     }
     match format {
         Format::Json => json(&reviews)?,

@@ -129,6 +129,9 @@ pub fn review(review: &Review) -> String {
 fn write_review(out: &mut String, review: &Review) -> std::fmt::Result {
     let what = if review.new { "new" } else { "differs from the accepted one" };
     writeln!(out, "{BOLD}{}{BOLD:#}: {what}", plain(&review.name))?;
+    for remark in &review.remarks {
+        writeln!(out, "  remark: {}", plain(remark))?;
+    }
     for line in &review.settings {
         writeln!(out, "  {}", plain(line))?;
     }
@@ -271,11 +274,14 @@ mod tests {
         let changed = Review {
             name: "standing".into(),
             new: false,
+            remarks: vec![],
             settings: vec!["-  max_seq_len: 256".into(), "+  max_seq_len: 300".into()],
             rows: vec![row(0, Some(2)), row(3, None)],
         };
         assert_data_eq!(uncoloured(&review(&changed)), file!["snapshots/tokens_review.txt"].raw());
-        let new = Review { new: true, settings: vec![], rows: vec![row(0, None)], ..changed };
-        assert!(!review(&new).contains("-step 2"));
+        let remarks = vec!["what is accepted cannot be read".into()];
+        let new = Review { new: true, remarks, settings: vec![], rows: vec![row(0, None)], ..changed };
+        let new = review(&new);
+        assert!(!new.contains("-step 2") && new.contains("  remark: what is accepted cannot be read\n"), "{new}");
     }
 }

@@ -298,6 +298,18 @@ fn a_second_run_agrees_to_the_last_bit() {
     *logit = f32::from_bits(logit.to_bits() + 1);
     let report = check_again(&golden, &again, String::new());
     assert_eq!((report.verdict, only(&report).0, report.findings[0].row), (Verdict::Fail, 1, 1));
+    // The candidate that differs is named, where the chosen one is the same.
+    let message = only(&report).2;
+    let words = "as candidate 2 (0 is the chosen one) the reference now gives id 8 with logit 3.0000002, the golden \
+                 holds id 8 with logit 3.0; ";
+    assert!(message.starts_with(words), "{message}");
+    again.rows[1].steps[1].top.pop();
+    let report = check_again(&golden, &again, String::new());
+    assert!(only(&report).2.contains("candidate 2 (0 is the chosen one) the reference now gives none, "), "{report:?}");
+    again.rows[1].steps[1].top[0].id = 32;
+    let report = check_again(&golden, &again, String::new());
+    let words = "the reference now gives id 32 with logit 9.0, the golden holds id 31 with logit 9.0; ";
+    assert!(only(&report).2.starts_with(words), "{report:?}");
     again.rows[1].steps.truncate(1);
     assert_eq!(check_again(&golden, &again, String::new()).findings[0].step, 1);
     again.rows.truncate(1);
