@@ -73,7 +73,7 @@ fn the_life_of_a_golden() {
     let review = assay_in("true", &["tokens", "review", "--goldens", "g"], dir);
     assert_eq!(code(&review), 1, "CI sees what is pending: {}", stdout(&review));
     let early = assay(&["tokens", "check", "small", "--goldens", "g", "--model", "model"], dir);
-    assert!(code(&early) == 2 && stderr(&early).contains("no golden is called `small`"), "{}", stderr(&early));
+    assert!(code(&early) == 2 && stderr(&early).contains("the golden `small` is pending"), "{}", stderr(&early));
     let no_reason = assay(&["tokens", "accept", "small", "--reason", " ", "--goldens", "g"], dir);
     assert_eq!(code(&no_reason), 2);
     let ci = assay_in("1", &["tokens", "accept", "small", "--reason", "first", "--goldens", "g"], dir);

@@ -41,6 +41,8 @@ pub enum StoreError {
     NoReason,
     #[error("nothing is pending for `{name}`; record it first. {known}")]
     NothingPending { name: String, known: String },
+    #[error("the golden `{name}` is pending: look at it with tokens review, then accept it with tokens accept")]
+    NotAccepted { name: String },
     #[error("no golden is called `{name}`. {known}")]
     Unknown { name: String, known: String },
 }
@@ -158,6 +160,9 @@ impl Store {
         }
         match self.accepted(name_or_file)? {
             Some(golden) => Ok(golden),
+            None if self.pending(name_or_file).is_ok_and(|pending| pending.is_some()) => {
+                Err(StoreError::NotAccepted { name: name_or_file.to_owned() })
+            }
             None => Err(StoreError::Unknown { name: name_or_file.to_owned(), known: self.known(&[State::Accepted]) }),
         }
     }
@@ -431,7 +436,8 @@ mod tests {
         assert_eq!(store.list().unwrap(), []);
         let Recorded::Pending(path) = store.record(&small("a", 9.0)).unwrap() else { panic!("nothing is pending") };
         assert!(path.ends_with("tokens/a.pending.yaml"));
-        assert!(store.find("a").unwrap_err().to_string().contains("no golden is called `a`"));
+        assert!(store.find("a").unwrap_err().to_string().contains("the golden `a` is pending"));
+        assert!(store.find("b").unwrap_err().to_string().contains("no golden is called `b`"));
         assert!(matches!(store.accept("a", " \n", "2026-01-01"), Err(StoreError::NoReason)));
         store.accept("a", " first ", "2026-01-01").unwrap();
         let accepted = store.find("a").unwrap();

@@ -158,7 +158,7 @@ impl Record {
         goldens::Progress::begin(&bar, &self.name);
         let reference = Reference {
             weights: &&*weights,
-            rope: opened.source.rope(opened.limits.max_seq_len)?,
+            rope: opened.source.rope(opened.positions())?,
             limits: opened.limits.clone(),
             policy: opened.policy.clone(),
             samples: self.samples,
@@ -194,10 +194,12 @@ impl Record {
             }
             Recorded::Pending(path) => {
                 let review = tokens::review_standing(&standing, &golden);
+                let folder = self.folder.goldens.as_ref().map(|dir| format!(" --goldens {}", dir.display()));
                 let next = format!(
-                    "pending: {}\naccept it with: assay tokens accept {} --reason TEXT\n",
+                    "pending: {}\naccept it with: tokens accept {} --reason TEXT{}\n",
                     plain(&place(&path)),
-                    self.name
+                    self.name,
+                    plain(&folder.unwrap_or_default())
                 );
                 output::stdout(&(report::tokens::review(&review) + &next))?;
             }
