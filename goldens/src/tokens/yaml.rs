@@ -124,8 +124,13 @@ impl Golden {
             non_finite_float_policy: serde_yaml::NonFiniteFloatPolicy::PassThrough,
         };
         let raw: Raw = serde_yaml::from_str_with_options(text, options).map_err(|error| syntax(&error, path))?;
-        raw.check().map_err(|message| GoldenError::file(path, message, RECORD))
+        raw.check().map_err(|message| GoldenError::file(path, short(&message), RECORD))
     }
+}
+
+/// As much of a message as is read: what it repeats of the file may be as long as the file.
+fn short(message: &str) -> String {
+    message.chars().take(500).collect()
 }
 
 /// An error of the reader, in a line of its own words.
@@ -133,7 +138,7 @@ fn syntax(error: &serde_yaml::Error, path: &Path) -> GoldenError {
     use serde_yaml::MessageFormatter as _;
     let error = error.without_snippet();
     let message = serde_yaml::UserMessageFormatter.format_message(error);
-    let message = message.lines().next().unwrap_or_default().trim().chars().take(500).collect();
+    let message = short(message.lines().next().unwrap_or_default().trim());
     let place = error.location().map(|location| (location.line(), location.column()));
     GoldenError { path: path.to_owned(), place, message, help: RECORD.to_owned() }
 }
@@ -587,6 +592,8 @@ mod tests {
             let error = seen(from, to);
             assert!(error.starts_with("goldens/tokens/small.yaml: ") && error.contains(words), "{error}");
         }
+        assert!(seen("stop: eos", &format!("stop: {}", "x".repeat(5000))).len() < 700);
+        assert!(seen("fingerprint: \"ab", &format!("fingerprint: \"{}", "ab".repeat(5000))).len() < 700);
         let line = 1 + text.lines().position(|line| line.starts_with("samples")).unwrap();
         assert!(seen("samples: 16", "samples: many").starts_with(&format!("goldens/tokens/small.yaml:{line}:")));
         assert!(seen("limits:", "limit:").contains("limit"));
