@@ -11,6 +11,9 @@ use crate::checks::{final_hash, row_element};
 use crate::place::number;
 use crate::report::{Element, TensorReport, Verdict};
 
+/// Where one of the run's cache rows belongs: its layer, the index of its place and its KV head.
+pub type At = (usize, usize, usize);
+
 /// One cache over all layers.
 #[derive(Debug)]
 pub struct RunCache<'a> {
@@ -77,9 +80,8 @@ impl<'a> RunCache<'a> {
         self.position.get(&plan.cache_row(layer, plan.places[index], kv_head)).copied()
     }
 
-    /// Every row of the capture: its layer, the index of its place and its KV head where it is one of the run's, and its
-    /// values. A row that is listed again later is none of the run's.
-    pub fn each(&self, plan: &Plan<'_>) -> Vec<(Option<(usize, usize, usize)>, ArrayView1<'a, bf16>)> {
+    /// Every row of the capture: where it belongs, when it is one of the run's, and its values. A row that is listed again later is none of the run's.
+    pub fn each(&self, plan: &Plan<'_>) -> Vec<(Option<At>, ArrayView1<'a, bf16>)> {
         let written = plan.written();
         let of: BTreeMap<usize, usize> = self.position.iter().map(|(&row, &at)| (at, row)).collect();
         let at = |index: usize| of.get(&index).and_then(|row| written.get(row)).copied();

@@ -10,6 +10,7 @@ use reference::{Policy, TensorId};
 
 use super::Run;
 use super::alone::Alone;
+use super::caches::At;
 use super::choice::Head;
 use super::history::History;
 use super::layers::Behind;
@@ -186,7 +187,7 @@ impl Run<'_> {
             let judged = behind[phase].as_ref().is_some_and(|behind| behind.hidden.is_some());
             self.state_at(index).is_some_and(|state| infinite(state) || (!judged && dead(state)))
         };
-        let row = |(at, values): (Option<(usize, usize, usize)>, ArrayView1<'_, bf16>)| {
+        let row = |(at, values): (Option<At>, ArrayView1<'_, bf16>)| {
             let alone = at.is_some_and(|(layer, index, _)| !self.compared(history, behind, layer, index));
             infinite(values) || (alone && dead(values))
         };
