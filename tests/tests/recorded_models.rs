@@ -82,21 +82,20 @@ fn generated(model: &Checkpoint, prompts: &[Vec<usize>], new: usize) -> Vec<Vec<
 }
 
 /// Holds a checkpoint to what was recorded for it, `definitions` by name. Gives the definitions seen.
-fn hold(dir: &Path, expected: &Path, prompts: &[Vec<usize>], new: usize, definitions: &Value) -> usize {
+fn hold(title: &str, dir: &Path, expected: &Path, prompts: &[Vec<usize>], new: usize, definitions: &Value) -> usize {
     let model = Checkpoint::open(dir).unwrap();
     let (tokens, logits) = (generated(&model, prompts, new), logits(&model, prompts));
     let definitions = definitions.as_object().unwrap();
     for (name, recorded) in definitions {
         for (recorded, (tokens, logits)) in recorded.as_array().unwrap().iter().zip(tokens.iter().zip(&logits)) {
-            assert_eq!(*tokens, numbers(&recorded["greedy"]), "{}: {name}", dir.display());
+            assert_eq!(*tokens, numbers(&recorded["greedy"]), "{title}: {name}");
             let theirs = npy(&expected.join(recorded["logits_file"].as_str().unwrap()));
             assert_eq!(theirs.len(), logits.len());
             let apart: Vec<f64> = logits.iter().zip(&theirs).map(|(a, b)| f64::from(a - b).abs()).collect();
             let (most, squares) = (apart.iter().copied().fold(0.0, f64::max), apart.iter().map(|d| d * d).sum::<f64>());
             let margin = recorded["top1_top2_margin"][0].as_f64().unwrap();
             eprintln!(
-                "{} {name}, prompt of {}: logits differ by {most:.3} at most, {:.3} root mean square; its margin is {margin:.2}",
-                dir.file_name().unwrap_or_default().to_string_lossy(),
+                "{title}: {name}, prompt of {}: logits differ by {most:.3} at most, {:.3} root mean square; its margin is {margin:.2}",
                 recorded["prompt_len"],
                 (squares / apart.len() as f64).sqrt(),
             );
@@ -119,16 +118,17 @@ fn tokens_of_recorded_models_are_those_of_their_own_forward() {
     for (variant, definitions) in all["variants"].as_object().unwrap() {
         let new = all["n_new"].as_u64().unwrap() as usize;
         let dir = root.join(variant);
-        seen += hold(&dir, &root.join("expected"), &prompts(&all), new, definitions);
+        seen += hold(variant, &dir, &root.join("expected"), &prompts(&all), new, definitions);
         let older = fs::read_dir(&dir).unwrap().filter_map(Result::ok).map(|entry| entry.file_name());
         for config in older.filter(|name| name.to_string_lossy().starts_with("config.llm")) {
             let copy = with_config(&dir, &config.to_string_lossy());
-            seen += hold(copy.path(), &root.join("expected"), &prompts(&all), new, definitions);
+            let title = format!("{variant} under {}", config.to_string_lossy());
+            seen += hold(&title, copy.path(), &root.join("expected"), &prompts(&all), new, definitions);
         }
     }
     let root = fixtures.join("qwen3-tiny-w8a8-msmodelslim");
     let all = read(&root);
     let new = all["n_new"].as_u64().unwrap() as usize;
-    seen += hold(&root, &root.join("expected"), &prompts(&all), new, &all["variants"]);
+    seen += hold("Ascend form", &root, &root.join("expected"), &prompts(&all), new, &all["variants"]);
     assert!(seen >= 3, "{seen} definitions");
 }
