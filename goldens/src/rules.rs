@@ -23,6 +23,19 @@ pub struct TieTally {
 }
 
 impl TieTally {
+    /// The same tally where other differences blur it: only a clear majority counts, and it counts for all.
+    #[must_use]
+    pub fn clear_majority(self) -> Self {
+        let (most, least) = (self.even.max(self.away), self.even.min(self.away));
+        if most < 16 || most < 2 * least {
+            Self { even: 0, away: 0, ..self }
+        } else if self.even > self.away {
+            Self { away: 0, ..self }
+        } else {
+            Self { even: 0, ..self }
+        }
+    }
+
     /// Counts one tie: what each rule gives and what the device has.
     pub fn count<V: PartialEq>(&mut self, even: &V, away: &V, device: &V, place: impl FnOnce() -> String) {
         self.ties += 1;

@@ -392,15 +392,7 @@ fn renarrowed(nominal: &Trace, id: TensorId, site: Option<Site>, policy: &Policy
 /// Ties of a cast behind a gap. Other differences blur them, so only a clear majority counts, and it counts
 /// for all.
 fn majority(wide: &Array2<f32>, device: ndarray::ArrayView2<'_, bf16>, id: TensorId) -> TieTally {
-    let tally = tie_tally(wide, device, id, |_, _| true);
-    let (most, least) = (tally.even.max(tally.away), tally.even.min(tally.away));
-    if most < 16 || most < 2 * least {
-        TieTally { even: 0, away: 0, ..tally }
-    } else if tally.even > tally.away {
-        TieTally { away: 0, ..tally }
-    } else {
-        TieTally { even: 0, ..tally }
-    }
+    tie_tally(wide, device, id, |_, _| true).clear_majority()
 }
 
 /// Rows whose samples tell something: replicated padding rows repeat row 0.

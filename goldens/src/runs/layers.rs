@@ -127,14 +127,7 @@ impl Run<'_> {
                 tally.count(&even, &away, &device[column], || format!("decode_hidden, {}", self.plan.name(index)));
             }
         }
-        let (most, least) = (tally.even.max(tally.away), tally.even.min(tally.away));
-        if most < 16 || most < 2 * least {
-            TieTally { even: 0, away: 0, ..tally }
-        } else if tally.even > tally.away {
-            TieTally { away: 0, ..tally }
-        } else {
-            TieTally { even: 0, ..tally }
-        }
+        tally.clear_majority()
     }
 
     /// Samples devices and judges every tensor of a phase against them.

@@ -129,14 +129,15 @@ impl Generate {
         let longest = opened.prompts.iter().map(Vec::len).max().unwrap_or(0);
         let bar = Bar::of_tokens(longest + opened.limits.max_new_tokens);
         let (mut steps, mut kept) = (Vec::new(), Instant::now());
+        let most = |rows: &[Sequence]| rows.iter().map(|row| row.choices.len()).max().unwrap_or(0);
+        let mut generated = most(decoder.sequences());
         loop {
-            let generated = decoder.sequences().iter().map(|row| row.choices.len()).max().unwrap_or(0);
             bar.reached((decoder.prefilled().min(longest) + generated) as u64);
             let start = Instant::now();
             if !decoder.advance()? {
                 return Ok(steps);
             }
-            let generated = decoder.sequences().iter().map(|row| row.choices.len()).max().unwrap_or(0);
+            generated = most(decoder.sequences());
             steps.push((generated, start.elapsed().as_secs_f64()));
             if let (Some(path), Some(request)) = (&self.resume, request)
                 && kept.elapsed() >= KEEP_EVERY
