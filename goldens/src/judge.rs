@@ -316,6 +316,7 @@ pub fn unjudged(case: &Case, policy: &PolicyRequest, why: &str) -> CaseReport {
         first_divergence: None,
         consequences: Vec::new(),
         cause: None,
+        explanation: None,
         steps: Vec::new(),
     }
 }
@@ -388,6 +389,7 @@ fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Wa
         first_divergence,
         consequences,
         cause: None,
+        explanation: None,
         steps: Vec::new(),
     }
 }

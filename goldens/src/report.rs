@@ -106,9 +106,69 @@ pub struct CaseReport {
     /// behind it: what is wrong in them follows from it.
     pub consequences: Vec<String>,
     /// The named cause, when one was asked for and found.
-    pub cause: Option<String>,
+    pub cause: Option<Cause>,
+    /// How the cause was looked for, when it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<Explanation>,
     /// Every token of a token run that was judged, rows one after the other; empty for other kernels.
     pub steps: Vec<TokenStep>,
+}
+
+/// A deviation from the contract that gives the device's bits, or comes closest to them (`docs/verdicts.md`, Causes).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cause {
+    /// The deviation's name in the catalogue, e.g. `residual.trunc`; several joined by `+` where one is not enough.
+    pub id: String,
+    /// The tensor or cast site at which it works.
+    pub site: String,
+    /// What such a device does, in words.
+    pub description: String,
+    /// How sure the choice is, 0 to 1.
+    pub confidence: f64,
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { id, site, description, confidence } = self;
+        write!(f, "{description} ({id}, at {site}; confidence {:.0} %)", (100.0 * confidence).floor())
+    }
+}
+
+/// How a cause was looked for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Explanation {
+    /// Deviations that were tried and say more than none at all, best first; the cause is the first of them.
+    pub candidates: Vec<Candidate>,
+    /// How much of what went wrong the best one gives bit for bit.
+    pub reproduced: Reproduced,
+    /// Whether something is wrong that a cause could be found for.
+    pub visible: bool,
+    /// What the answer rests on, or why there is none.
+    pub notes: Vec<String>,
+}
+
+/// One deviation that was tried.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Candidate {
+    /// Its name in the catalogue.
+    pub id: String,
+    /// The tensor or cast site at which it works.
+    pub site: String,
+    /// What such a device does, in words.
+    pub description: String,
+    /// Share of what the contract leaves unexplained that it explains: 1 is all, 0 is none.
+    pub score: f64,
+    /// Elements that it gives bit for bit, of those compared.
+    pub reproduced: Reproduced,
+}
+
+/// Elements given bit for bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Reproduced {
+    /// Bit for bit.
+    pub exact: u64,
+    /// Of so many.
+    pub elements: u64,
 }
 
 /// One generated token.

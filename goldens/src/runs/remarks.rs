@@ -92,6 +92,7 @@ impl Run<'_> {
             first_divergence,
             consequences,
             cause: None,
+            explanation: None,
             steps,
         }
     }

@@ -38,7 +38,7 @@ fn section(out: &mut String, case: &CaseReport) -> std::fmt::Result {
     if let Some(headline) = summary::headline(case) {
         writeln!(out, "### {} {}\n\n**{}**\n", word(case.verdict), escape(&case.name), escape(&headline))?;
         if let Some(cause) = &case.cause {
-            writeln!(out, "Cause: {}\n", escape(cause))?;
+            writeln!(out, "Cause: {}\n", escape(&cause.to_string()))?;
         }
         if !case.consequences.is_empty() {
             writeln!(out, "Downstream, with no fault of their own: {}\n", escape(&case.consequences.join(", ")))?;

@@ -79,7 +79,7 @@ fn whole(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result
         writeln!(out, "  {BOLD}{}{BOLD:#}", plain(&headline))?;
     }
     if let Some(cause) = &case.cause {
-        writeln!(out, "  cause: {}", plain(cause))?;
+        writeln!(out, "  cause: {}", plain(&cause.to_string()))?;
     }
     if !case.consequences.is_empty() {
         let most = if verbose { usize::MAX } else { 2 * FEW };

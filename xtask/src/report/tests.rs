@@ -80,6 +80,7 @@ fn passing() -> CaseReport {
         first_divergence: None,
         consequences: vec![],
         cause: None,
+        explanation: None,
         steps: vec![],
     }
 }
