@@ -4,11 +4,16 @@
 use std::collections::BTreeMap;
 
 use goldens::report::{
-    CaseReport, Check, Element, GateReport, Number, PolicyReport, StepVerdict, TensorReport, TokenStep, Verdict,
+    CaseReport, Cause, Check, Element, GateReport, Number, PolicyReport, StepVerdict, TensorReport, TokenStep, Verdict,
 };
 use snapbox::{assert_data_eq, file, str};
 
 use super::{github, human, json, junit};
+
+fn cause(description: &str) -> Cause {
+    let (id, site) = ("attention.length_page".to_owned(), "attn_out".to_owned());
+    Cause { id, site, description: description.to_owned(), confidence: 0.987 }
+}
 
 fn tensor(name: &str, elements: u64) -> TensorReport {
     TensorReport {
@@ -127,7 +132,7 @@ fn failing() -> CaseReport {
         warnings: vec!["rows 0 and 2 share slot 4993".into()],
         first_divergence: Some("attn_out".into()),
         consequences: vec!["out".into()],
-        cause: Some("attention saw one page too many".into()),
+        cause: Some(cause("attention saw one page too many")),
         steps: vec![],
         ..passing()
     }
@@ -207,7 +212,7 @@ fn hostile() -> CaseReport {
         coverage: vec![text.into()],
         warnings: vec![text.into()],
         consequences: vec![text.into()],
-        cause: Some(text.into()),
+        cause: Some(cause(text)),
         steps: vec![],
         ..passing()
     }
