@@ -235,7 +235,7 @@ impl Walker<'_, '_> {
             let mut session = Session { inputs, products: self.products, evidence, rules, confidence };
             if stage.reads.iter().all(|&id| known.get(id).is_some()) {
                 let policy = session.rules.policy.clone();
-                for output in (stage.run)(&Context::new(inputs, &policy).sharing(self.products), &known) {
+                for output in stage.compute(&Context::new(inputs, &policy).sharing(self.products), &known) {
                     let id = output.id;
                     match evidence.tensors.get(&id) {
                         Some(device) => {

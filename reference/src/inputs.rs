@@ -206,9 +206,9 @@ pub struct LayerInputs<'a> {
 }
 
 impl LayerInputs<'_> {
-    /// The same inputs over other caches.
+    /// The same inputs under a shorter borrow, so that others can take the place of some.
     #[must_use]
-    pub fn with_cache<'b>(&'b self, k: ArrayView2<'b, bf16>, v: ArrayView2<'b, bf16>) -> LayerInputs<'b> {
+    pub fn view(&self) -> LayerInputs<'_> {
         let w = &self.weights;
         LayerInputs {
             geometry: self.geometry,
@@ -235,7 +235,13 @@ impl LayerInputs<'_> {
             },
             rope_cos: self.rope_cos.view(),
             rope_sin: self.rope_sin.view(),
-            cache: Cache { k, v },
+            cache: Cache { k: self.cache.k.view(), v: self.cache.v.view() },
         }
+    }
+
+    /// The same inputs over other caches.
+    #[must_use]
+    pub fn with_cache<'b>(&'b self, k: ArrayView2<'b, bf16>, v: ArrayView2<'b, bf16>) -> LayerInputs<'b> {
+        LayerInputs { cache: Cache { k, v }, ..self.view() }
     }
 }

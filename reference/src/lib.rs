@@ -8,6 +8,7 @@
 //! This crate reads no file, prints nothing and knows neither cases nor devices.
 
 pub mod bounds;
+pub mod deviations;
 pub mod elementary;
 pub mod generate;
 pub mod geometry;
@@ -25,6 +26,7 @@ mod softmax;
 pub mod stages;
 pub mod tensor;
 
+pub use deviations::Deviation;
 pub use geometry::{BATCH, Geometry, PAGE, TILE};
 pub use inputs::{Batch, Cache, DownWeight, LayerInputs, LayerWeights};
 pub use policy::{Freedom, Policy, Site};

@@ -128,7 +128,7 @@ impl<'a> Device<'a> {
 
     /// Runs the stage that writes `id` again on other inputs, on other tensors, under another policy.
     pub fn redo_as(&mut self, id: TensorId, inputs: &LayerInputs<'_>, trace: &Trace, policy: &Policy) -> &mut Self {
-        let outputs = (stage_of(id).run)(&Context::new(inputs, policy), trace);
+        let outputs = stage_of(id).compute(&Context::new(inputs, policy), trace);
         let output = outputs.into_iter().find(|output| output.id == id).expect("the stage writes it");
         self.set(id, output.tensor)
     }

@@ -22,6 +22,7 @@ use pulp::Arch;
 use rayon::prelude::*;
 
 use self::rows::Rows;
+use crate::deviations::{self, Deviation};
 use crate::geometry::BATCH;
 use crate::inputs::LayerInputs;
 use crate::policy::{Policy, Site};
@@ -42,6 +43,8 @@ pub struct Context<'c, 'd> {
     pub policy: &'c Policy,
     /// Integer products that runs over these weights share; none: every product is computed.
     pub products: Option<&'c Products>,
+    /// Faults of the kernel that is computed, the last one outermost; none: the contract.
+    pub deviations: &'c [&'c Deviation],
     /// Whether the FP32 values behind narrowed tensors are kept, or only where the rule `none` hands them on.
     wide: bool,
     /// Rows of the batch that are computed: what the first axis of every tensor goes over.
@@ -52,13 +55,28 @@ impl<'c, 'd> Context<'c, 'd> {
     /// A run that shares nothing and keeps the FP32 values behind narrowed tensors.
     #[must_use]
     pub fn new(inputs: &'c LayerInputs<'d>, policy: &'c Policy) -> Self {
-        Self { inputs, policy, products: None, wide: true, rows: Rows::all() }
+        Self { inputs, policy, products: None, deviations: &[], wide: true, rows: Rows::all() }
     }
 
     /// The same run, sharing integer products. No result depends on it.
     #[must_use]
     pub fn sharing(self, products: &'c Products) -> Self {
         Self { products: Some(products), ..self }
+    }
+
+    /// The same run on other inputs and under another policy.
+    pub(crate) fn over<'e, 'f>(&self, inputs: &'e LayerInputs<'f>, policy: &'e Policy) -> Context<'e, 'f>
+    where
+        'c: 'e,
+    {
+        let Self { products, deviations, wide, rows, .. } = *self;
+        Context { inputs, policy, products, deviations, wide, rows }
+    }
+
+    /// The same run of a kernel with these faults.
+    #[must_use]
+    pub fn deviating(self, deviations: &'c [&'c Deviation]) -> Self {
+        Self { deviations, ..self }
     }
 
     /// The same run without the FP32 values behind narrowed tensors, but for those that later steps read under the rule
@@ -107,8 +125,16 @@ pub struct Stage {
     /// Whether its results depend on more than IEEE operations in a fixed order: on the order of a long
     /// FP32 sum, or on exp, square root or reciprocal.
     pub free: bool,
-    /// The computation. It reads `reads` from the trace, which must hold them.
+    /// The contract's computation. It reads `reads` from the trace, which must hold them.
     pub run: fn(&Context<'_, '_>, &Trace) -> Vec<Output>,
+}
+
+impl Stage {
+    /// What the stage writes, under the context's deviations. The trace must hold what it reads.
+    #[must_use]
+    pub fn compute(&self, context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
+        deviations::through(self, context, context.deviations, trace)
+    }
 }
 
 use TensorId as T;
@@ -346,7 +372,7 @@ pub fn run_stage(stage: &Stage, context: &Context<'_, '_>, trace: &mut Trace) ->
     if !stage.reads.iter().all(|&id| trace.holds(id)) {
         return false;
     }
-    for output in (stage.run)(context, trace) {
+    for output in stage.compute(context, trace) {
         trace.record(output);
     }
     true
@@ -362,7 +388,9 @@ pub fn run_layer(inputs: &LayerInputs<'_>, policy: &Policy) -> Trace {
 /// Runs the whole table from the inputs on. Padding rows that replicate row 0 are not computed.
 #[must_use]
 pub fn run_all(context: Context<'_, '_>) -> Trace {
-    let context = Context { rows: Rows::distinct(context.inputs), ..context };
+    // A fault may tell replicated rows apart.
+    let rows = if context.deviations.is_empty() { Rows::distinct(context.inputs) } else { Rows::all() };
+    let context = Context { rows, ..context };
     // On a thread of the pool: work that is split there need not be handed over each time.
     rayon::scope(|_| {
         let mut trace = Trace::new();
