@@ -10,13 +10,15 @@ use reference::bounds::{self, Bounded, Confidence};
 use reference::inputs::cache_row;
 use reference::kernels::{distinct_rows, exact_bf16_product};
 use reference::rounding::{is_bf16_tie, is_code_tie, round_f32, to_bf16, to_code};
-use reference::stages::{KvSource, Output};
-use reference::{BATCH, LayerInputs, Products, Rounding, Site, Tensor, TensorId, Trace};
+use reference::stages::{Context, KvSource, Output, stage_of};
+use reference::{BATCH, Deviation, LayerInputs, Policy, Products, Rounding, Site, Tensor, TensorId, Trace};
 
 use crate::Mark;
+use crate::cause::Memo;
 use crate::evidence::Evidence;
 use crate::rules::{Rules, TieTally};
 use crate::tally::Comparison;
+use crate::unforced::touched;
 
 /// What every comparison of a bundle shares.
 pub struct Session<'a, 'd> {
@@ -30,12 +32,27 @@ pub struct Session<'a, 'd> {
     pub rules: Rules,
     /// How sure bounds are to hold.
     pub confidence: Confidence,
+    /// Faults of the kernel that the device is compared with; none: the contract.
+    pub deviations: &'a [&'a Deviation],
+    /// What is kept between devices that ran one case.
+    pub memo: Option<&'a Memo>,
+}
+
+impl<'a, 'd> Session<'a, 'd> {
+    /// A run of the kernel under `policy`.
+    pub fn context<'c>(&self, policy: &'c Policy) -> Context<'c, 'd>
+    where
+        'a: 'c,
+    {
+        Context::new(self.inputs, policy).sharing(self.products).deviating(self.deviations)
+    }
 }
 
 /// Compares one output of a stage that was run on the device's own inputs, `known`.
 pub fn compare(session: &mut Session<'_, '_>, output: Output, device: &Arc<Tensor>, known: &Trace) -> Comparison {
     use TensorId as T;
     let id = output.id;
+    let faulty = touched(stage_of(id), session.deviations);
     let comparison = Comparison {
         id,
         forced: true,
@@ -47,6 +64,8 @@ pub fn compare(session: &mut Session<'_, '_>, output: Output, device: &Arc<Tenso
         notes: Vec::new(),
     };
     match (id, output.wide) {
+        // The contract's bounds are not those of a kernel with faults here.
+        _ if faulty => exact(comparison),
         (T::NormedStates, Some(wide)) => narrowed(session, comparison, &wide, Site::Normed),
         (T::AllQPadded, Some(wide)) => narrowed(session, comparison, &wide, Site::Q),
         (T::KRows, Some(wide)) => narrowed(session, comparison, &wide, Site::KCache),

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use cases::{Case, Inputs, Padding, PolicyRequest};
 use device::Bundle;
 use reference::bounds::Confidence;
-use reference::stages::{Context, STAGES};
-use reference::{LayerInputs, Policy, Products, Rounding, Site, TensorId, Trace};
+use reference::stages::STAGES;
+use reference::{Deviation, LayerInputs, Policy, Products, Rounding, Site, TensorId, Trace};
 use thiserror::Error;
 
 use crate::Mark;
+use crate::cause::{Memo, explain};
 use crate::compare::{Session, compare};
 use crate::coverage::{self, Coverage};
 use crate::evidence::Evidence;
@@ -18,6 +19,7 @@ use crate::only::Only;
 use crate::report::{CaseReport, Check, GateReport, PolicyReport, TensorReport, Verdict};
 use crate::rules::Rules;
 use crate::tally::Comparison;
+use crate::unforced::{reads, touched};
 use crate::{checks, notes, runs, unforced};
 
 /// Default false-alarm probability of a whole run.
@@ -36,6 +38,18 @@ pub struct Job<'a> {
     pub only: Option<&'a Only>,
     /// False-alarm probability of the whole run, default [`FALSE_ALARM`].
     pub false_alarm: f64,
+    /// Whether a cause is looked for where something fails.
+    pub explain: bool,
+    /// What is kept between several devices that ran one case.
+    pub memo: Option<&'a Memo>,
+}
+
+impl<'a> Job<'a> {
+    /// Everything that was captured, at the default false-alarm probability, without a search for causes.
+    #[must_use]
+    pub fn new(bundle: &'a Bundle, inputs: &'a Inputs, policy: &'a PolicyRequest) -> Self {
+        Self { bundle, inputs, policy, only: None, false_alarm: FALSE_ALARM, explain: false, memo: None }
+    }
 }
 
 /// Why a bundle cannot be judged as asked.
@@ -114,10 +128,21 @@ pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, Judge
     refuse_stored_wide(&rules.policy, &evidence)?;
 
     let products = Products::new();
-    let walker =
-        Walker { inputs: &inputs, products: &products, evidence: &evidence, false_alarm: job.false_alarm, progress };
+    let walker = Walker {
+        inputs: &inputs,
+        products: &products,
+        evidence: &evidence,
+        false_alarm: job.false_alarm,
+        progress,
+        memo: job.memo,
+    };
     let walk = settled_walk(&walker, rules);
-    Ok(report(job, &inputs, &evidence, walk))
+    let mut report = report(job, &inputs, &evidence, &walk);
+    if job.explain {
+        let (cause, explanation) = explain(&walker, &walk, report.first_divergence.as_deref());
+        (report.cause, report.explanation) = (cause, Some(explanation));
+    }
+    Ok(report)
 }
 
 /// A walk's findings.
@@ -201,12 +226,19 @@ fn refuse_stored_wide(policy: &Policy, evidence: &Evidence) -> Result<(), JudgeE
 }
 
 /// What every walk beside one bundle shares.
-struct Walker<'a, 'd> {
-    inputs: &'a LayerInputs<'d>,
-    products: &'a Products,
-    evidence: &'a Evidence,
-    false_alarm: f64,
-    progress: &'a dyn Progress,
+pub struct Walker<'a, 'd> {
+    /// The layer's inputs.
+    pub inputs: &'a LayerInputs<'d>,
+    /// Integer products over its weights.
+    pub products: &'a Products,
+    /// What the device gave.
+    pub evidence: &'a Evidence,
+    /// False-alarm probability of the whole run.
+    pub false_alarm: f64,
+    /// Hears what is being done.
+    pub progress: &'a dyn Progress,
+    /// What is kept between devices that ran one case.
+    pub memo: Option<&'a Memo>,
 }
 
 impl Walker<'_, '_> {
@@ -214,7 +246,12 @@ impl Walker<'_, '_> {
     /// on what follows from them without freedom; its captured outputs are compared and then taken as known. What
     /// lies behind a stage with freedom whose output was not captured is judged by `sampling`; without it every
     /// difference there stays drift.
-    fn walk(&self, rules: Rules, sampling: bool) -> Walk {
+    pub fn walk(&self, rules: Rules, sampling: bool) -> Walk {
+        self.walk_beside(rules, sampling, &[])
+    }
+
+    /// The same beside a kernel with faults. Where they change a stage with freedom, it is judged by sampling.
+    pub fn walk_beside(&self, rules: Rules, sampling: bool, deviations: &[&Deviation]) -> Walk {
         let (inputs, evidence) = (self.inputs, self.evidence);
         let confidence = Confidence::new(self.false_alarm);
         let sampling = sampling.then_some(self.false_alarm);
@@ -223,7 +260,7 @@ impl Walker<'_, '_> {
             Some(patched) => (patched.k.view(), patched.v.view()),
             None => (inputs.cache.k.view(), inputs.cache.v.view()),
         };
-        let before = inputs.with_cache(inputs.cache.k.view(), inputs.cache.v.view());
+        let before = inputs.view();
         let after = inputs.with_cache(k, v);
         let mut known = Trace::new();
         let mut comparisons = Vec::new();
@@ -232,34 +269,51 @@ impl Walker<'_, '_> {
         for stage in STAGES {
             let attention = stage.writes.contains(&TensorId::AttnOut);
             let inputs = if attention { &after } else { &before };
-            let mut session = Session { inputs, products: self.products, evidence, rules, confidence };
-            if stage.reads.iter().all(|&id| known.get(id).is_some()) {
+            let mut session =
+                Session { inputs, products: self.products, evidence, rules, confidence, deviations, memo: self.memo };
+            let faulty = touched(stage, deviations);
+            let forced = reads(stage, deviations).iter().all(|&id| known.holds(id));
+            let mut outputs = if forced {
                 let policy = session.rules.policy.clone();
-                for output in stage.compute(&Context::new(inputs, &policy).sharing(self.products), &known) {
-                    let id = output.id;
-                    match evidence.tensors.get(&id) {
-                        Some(device) => {
-                            coverage.see(&output, inputs, &known);
-                            let mut comparison = compare(&mut session, output, device, &known);
-                            notes::explain(&mut comparison, &session, &known);
-                            comparisons.push(comparison);
-                            known.force(id, Arc::clone(device));
-                        }
-                        None if stage.free => {}
-                        None => known.record(output),
-                    }
-                }
+                stage.compute(&session.context(&policy), &known)
             } else {
-                for &id in stage.writes {
-                    if let Some(device) = evidence.tensors.get(&id) {
+                Vec::new()
+            };
+            for &id in stage.writes {
+                let at = outputs.iter().position(|output| output.id == id);
+                let output = at.map(|at| outputs.swap_remove(at));
+                match (evidence.tensors.get(&id), output) {
+                    (Some(device), Some(output)) if !(faulty && stage.free) => {
+                        coverage.see(&output, inputs, &known);
+                        // What a kernel with faults does not narrow is handed on as it is.
+                        let handed_on = faulty.then(|| output.clone());
+                        let mut comparison = compare(&mut session, output, device, &known);
+                        notes::explain(&mut comparison, &session, &known);
+                        comparisons.push(comparison);
+                        match handed_on {
+                            Some(output) => {
+                                known.record(output);
+                                known.overlay(id, Arc::clone(device));
+                            }
+                            None => known.force(id, Arc::clone(device)),
+                        }
+                    }
+                    (Some(device), output) => {
                         let mut comparison =
                             unforced::compare(&mut session, id, device, &known, sampling, self.progress);
                         if comparison.drifts() && sampling.is_some() {
                             comparison.notes.splice(0..0, notes::shape(&comparison, &session));
                         }
                         comparisons.push(comparison);
-                        known.force(id, Arc::clone(device));
+                        if let Some(output) = output {
+                            known.record(output);
+                            known.overlay(id, Arc::clone(device));
+                        } else {
+                            known.force(id, Arc::clone(device));
+                        }
                     }
+                    (None, Some(output)) if !stage.free => known.record(output),
+                    (None, _) => {}
                 }
             }
             rules = session.rules;
@@ -270,14 +324,16 @@ impl Walker<'_, '_> {
 }
 
 /// The caches with every row that the device wrote, its stray ones outside the batch's slots included.
-struct PatchedCache {
-    k: ndarray::Array2<half::bf16>,
-    v: ndarray::Array2<half::bf16>,
+pub struct PatchedCache {
+    /// Keys.
+    pub k: ndarray::Array2<half::bf16>,
+    /// Values.
+    pub v: ndarray::Array2<half::bf16>,
 }
 
 impl PatchedCache {
     /// `None` when the device wrote nowhere else: then the cache before the step serves.
-    fn new(inputs: &LayerInputs<'_>, evidence: &Evidence) -> Option<Self> {
+    pub fn new(inputs: &LayerInputs<'_>, evidence: &Evidence) -> Option<Self> {
         let expected = checks::expected_rows(inputs);
         let strays = |cache: &Option<crate::evidence::CacheEvidence>| {
             cache.as_ref().is_some_and(|cache| cache.position.keys().any(|row| !expected.contains(row)))
@@ -322,7 +378,7 @@ pub fn unjudged(case: &Case, policy: &PolicyRequest, why: &str) -> CaseReport {
 }
 
 /// Puts a walk's findings, the contract checks and the coverage remarks together.
-fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Walk) -> CaseReport {
+fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: &Walk) -> CaseReport {
     let case = &job.bundle.case;
     let mut tensors: Vec<(TensorId, TensorReport)> = Vec::new();
     for comparison in &walk.comparisons {
@@ -342,7 +398,7 @@ fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Wa
     let findings = checks::all(&checks::Evidenced {
         inputs,
         evidence,
-        walk: &walk,
+        walk,
         replicated: case.padding == Padding::ReplicateRow0,
         final_caches: &case.final_cache_sha256,
     });
@@ -351,7 +407,7 @@ fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Wa
     let of_check = || findings.iter().find_map(|finding| finding.tensor.map(str::to_owned));
     let first_divergence = failing.map(|(_, tensor)| tensor.name.clone()).or_else(of_check);
     let checks: Vec<Check> = findings.iter().map(|finding| finding.check.clone()).collect();
-    let consequences = consequences(&walk, first_divergence.as_deref());
+    let consequences = consequences(walk, first_divergence.as_deref());
 
     let hidden = |id| job.only.is_some_and(|only| !only.layer.contains(&id));
     let out_missing = !evidence.tensors.contains_key(&TensorId::Out)

@@ -6,15 +6,19 @@
 //! sampled distribution. `docs/verdicts.md` derives every rule. This crate prints nothing.
 
 mod attention;
+pub mod bisect;
 mod bits;
+mod cause;
 mod checks;
 mod compare;
 mod coverage;
 mod evidence;
 mod judge;
+pub mod mutant;
 mod notes;
 mod only;
 mod place;
+pub mod power;
 mod repeat;
 pub mod report;
 mod rules;
@@ -26,6 +30,7 @@ pub mod tokens;
 mod unforced;
 
 pub use bits::{Bf16Comparison, compare_bf16};
+pub use cause::Memo;
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
 pub use only::{Only, TokenTensor};
 pub use repeat::repeatability;

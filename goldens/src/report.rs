@@ -258,6 +258,9 @@ pub struct TensorReport {
     pub worst: Option<Element>,
     /// The worst few drifting elements, worst first.
     pub worst_elements: Vec<Element>,
+    /// The first element, in index order, that drifts or, where nothing drifts, that went by another tie rule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first: Option<Located>,
     /// Rows that hold drift.
     pub rows_failing: Vec<usize>,
     /// Query or KV heads that hold drift, for tensors laid out by head.
@@ -286,12 +289,31 @@ impl TensorReport {
             exactly_half: 0,
             worst: None,
             worst_elements: Vec::new(),
+            first: None,
             rows_failing: Vec::new(),
             heads_failing: Vec::new(),
             pages_failing: Vec::new(),
             notes: Vec::new(),
         }
     }
+}
+
+/// One element and where in the batch it lies.
+#[derive(Clone, Debug, Serialize)]
+pub struct Located {
+    /// The element.
+    #[serde(flatten)]
+    pub element: Element,
+    /// Physical row of the batch.
+    pub row: usize,
+    /// Query head, or KV head of keys and values, of tensors that are laid out by head.
+    pub head: Option<usize>,
+    /// Column inside the head.
+    pub channel: Option<usize>,
+    /// KV page, of what is written into a cache.
+    pub page: Option<usize>,
+    /// Slot, of what is written into a cache.
+    pub slot: Option<usize>,
 }
 
 /// One element, both sides.

@@ -79,6 +79,11 @@ impl Rules {
         Self { auto, policy, tallies: BTreeMap::new(), violations: BTreeMap::new() }
     }
 
+    /// The rules that were found, as a request of their own.
+    pub fn settled(&self) -> Self {
+        Self { auto: false, policy: self.policy.clone(), tallies: BTreeMap::new(), violations: BTreeMap::new() }
+    }
+
     /// Whether the rule at `site` is the device's own to choose.
     pub fn is_open(&self, site: Site) -> bool {
         self.auto && site.ties_are_free()

@@ -10,7 +10,7 @@ use reference::{DType, LayerInputs, PAGE, Tensor, TensorId};
 use crate::Mark;
 use crate::evidence::CacheEvidence;
 use crate::place::place;
-use crate::report::{Element, Number, TensorReport, Verdict};
+use crate::report::{Element, Located, Number, TensorReport, Verdict};
 
 /// Elements listed as the worst.
 const WORST: usize = 5;
@@ -102,6 +102,8 @@ impl Comparison {
                 worst.push((difference(device, reference), row, column));
             }
         }
+        let first = worst.first().filter(|_| shown != Mark::Flip);
+        let first = first.map(|&(_, row, column)| self.located(row, column, inputs, cache));
         // The largest first; equal ones in index order.
         worst.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
         worst.truncate(WORST);
@@ -121,10 +123,24 @@ impl Comparison {
             exactly_half: half,
             worst: worst.first().cloned(),
             worst_elements: if drift > 0 { worst } else { Vec::new() },
+            first,
             rows_failing: rows.into_iter().collect(),
             heads_failing: heads.into_iter().collect(),
             pages_failing: pages.into_iter().collect(),
             notes: self.notes.clone(),
+        }
+    }
+
+    fn located(&self, row: usize, column: usize, inputs: &LayerInputs<'_>, cache: Option<&CacheEvidence>) -> Located {
+        let at = place(self.id, inputs.geometry, row, column);
+        let slot = matches!(self.id, TensorId::KRows | TensorId::VRows).then(|| inputs.batch.slots[at.row]);
+        Located {
+            element: self.element(row, column, inputs, cache),
+            row: at.row,
+            head: at.head,
+            channel: at.head.map(|_| column % inputs.geometry.head_dim),
+            page: slot.map(|slot| slot / PAGE),
+            slot,
         }
     }
 

@@ -9,9 +9,9 @@ use half::bf16;
 use ndarray::Array2;
 use rayon::prelude::*;
 use reference::bounds::bf16_cell;
-use reference::rounding::to_bf16;
-use reference::stages::{Context, STAGES, run_stage, stage_of};
-use reference::{BATCH, DType, Freedom, LayerInputs, Policy, Rounding, Site, Tensor, TensorId, Trace};
+use reference::rounding::{round_f32, to_bf16};
+use reference::stages::{Context, STAGES, Stage, run_stage, stage_of};
+use reference::{BATCH, DType, Deviation, Freedom, LayerInputs, Policy, Rounding, Site, Tensor, TensorId, Trace};
 
 use crate::Mark;
 use crate::compare::{Found, Session, found_writes, narrowing_mark, same, same_bf16, tie_tally};
@@ -20,6 +20,9 @@ use crate::place::{counted, place};
 use crate::rules::TieTally;
 use crate::spread::{Distribution, MOVED, Row, TESTS};
 use crate::tally::Comparison;
+
+/// Sampled devices with a fault, in whose place the one device that is judged may be.
+const FAULTY_SAMPLES: u64 = 16;
 
 /// Sampled devices: as many as a small model makes cheap, at least sixteen.
 fn samples(inputs: &LayerInputs<'_>) -> u64 {
@@ -38,9 +41,10 @@ pub fn compare(
     sampling: Option<f64>,
     progress: &dyn Progress,
 ) -> Comparison {
-    let (inputs, products) = (session.inputs, session.products);
-    let needed = needed_stages(id, known);
-    let nominal = replay(&Context::new(inputs, &session.rules.policy).sharing(session.products), known, &needed, None);
+    let inputs = session.inputs;
+    let deviations = session.deviations;
+    let needed = needed_stages(id, known, deviations);
+    let nominal = replay(&session.context(&session.rules.policy), known, &needed, None);
     // The nearest of the rows that share a slot is taken for its writer.
     let distance = |row: usize| -> f64 {
         let (nominal, device) = (nominal.bf16(id), device.bf16());
@@ -57,7 +61,10 @@ pub fn compare(
     // The tie rule of the tensor's own cast: with freedom before it single ties say little, all together much.
     let mut violated = false;
     let mut notes = Vec::new();
-    let site = stage_of(id).sites.last().copied().filter(|site| !site.is_int8());
+    let faulty = touched(stage_of(id), deviations);
+    // Faults that are another rounding rule leave the rest of the stage as it is.
+    let recast = faulty && deviations.iter().all(|deviation| deviation.rule.is_some());
+    let site = stage_of(id).sites.last().copied().filter(|site| !site.is_int8() && !faulty);
     if let (Some(site), Some(wide)) = (site, nominal.wide(id)) {
         violated = session.rules.settle(site, majority(wide, device.bf16(), id));
         notes.extend(session.rules.violation(site).cloned());
@@ -102,36 +109,32 @@ pub fn compare(
     comparison.energy = scale.measure(device, &comparison.reference, drifts).iter().map(|row| row.energy).sum();
     if let Some(false_alarm) = sampling {
         let rows = distinct_rows(inputs);
-        let mut distribution = Distribution::default();
-        // Where sampled devices hardly move, a rare single flip must be excused all the same: freedoms are enlarged
-        // until enough rows show what flips do.
-        for gain in [1u32, 16, 256, 4096] {
-            if distribution.moved >= MOVED {
-                break;
-            }
-            let samples = if gain == 1 { samples(inputs) } else { samples(inputs) / 4 };
-            let measured = |seed: u64| {
-                progress.step(&format!("{} against sampled device {} of {samples}", id.name(), seed + 1));
-                let freedom = if gain == 1 { Freedom::Sampled { seed } } else { Freedom::Enlarged { seed, gain } };
-                let policy = policy.clone().under(freedom);
-                let context = Context::new(inputs, &policy).sharing(products);
-                let sample = replay(&context, known, &needed, Some(&nominal));
-                sample.get(id).map(|sample| scale.measure(sample, &comparison.reference, |_, _| true))
-            };
-            // Whole devices at a time: much of one is sequential. They are added up in the order of their seeds.
-            let measured: Vec<_> = (0..samples).into_par_iter().map(measured).collect();
-            for measured in measured.iter().flatten() {
-                distribution.add(rows.iter().map(|&row| &measured[row]));
-            }
-        }
-        distribution.finish();
-        let test = Test { id, inputs, scale: &scale, rules: &policy, lambda: session.confidence.lambda() };
+        let sampled = || {
+            let target = Target { id, inputs, scale: &scale, reference: &comparison.reference, rows: &rows };
+            target.sample(session, &policy, known, &needed, &nominal, progress)
+        };
+        // Where nothing else was captured, every device of the case has the same distribution.
+        let alone = session.evidence.tensors.keys().eq([&id]);
+        let distribution = match session.memo.filter(|_| alone) {
+            Some(memo) => memo.distribution(id, &policy, deviations, sampled),
+            None => sampled(),
+        };
+        let rules = ruled(&policy, deviations);
+        let test = Test {
+            id,
+            inputs,
+            scale: &scale,
+            rules: &rules,
+            lambda: session.confidence.lambda(),
+            whole: faulty && !recast,
+        };
         test.judge(&mut comparison, &nominal, &rows, &distribution, false_alarm / TESTS);
     }
     if comparison.drifts() {
         comparison.notes.extend(other_ties(session, id, device, &comparison.reference));
     }
-    if id == TensorId::AttnOut {
+    // A kernel with faults in attention may have other padding rows.
+    if id == TensorId::AttnOut && !faulty {
         padding_rows(&mut comparison, inputs);
     }
     comparison
@@ -151,8 +154,8 @@ fn other_ties(session: &Session<'_, '_>, id: TensorId, device: &Tensor, referenc
         .find(|(_, policy)| Site::ALL.iter().any(|&site| policy.at(site) != asked.at(site)))?;
     // From the inputs on: what is known without freedom was computed under the rules asked for.
     let start = Trace::new();
-    let context = Context::new(session.inputs, &other).sharing(session.products);
-    let replayed = replay(&context, &start, &needed_stages(id, &start), None);
+    let needed = needed_stages(id, &start, session.deviations);
+    let replayed = replay(&session.context(&other), &start, &needed, None);
     let (here, there) = (differing(reference), differing(replayed.get(id)?));
     (there * 4 < here).then(|| {
         format!(
@@ -162,6 +165,52 @@ fn other_ties(session: &Session<'_, '_>, id: TensorId, device: &Tensor, referenc
     })
 }
 
+/// A tensor whose distribution is sampled.
+struct Target<'a, 'd> {
+    id: TensorId,
+    inputs: &'a LayerInputs<'d>,
+    scale: &'a Scale,
+    reference: &'a Tensor,
+    rows: &'a [usize],
+}
+
+impl Target<'_, '_> {
+    /// What permitted freedoms do to the tensor. Where sampled devices hardly move, a rare single flip must be excused
+    /// all the same: freedoms are enlarged until enough rows show what flips do.
+    fn sample(
+        &self,
+        session: &Session<'_, '_>,
+        policy: &Policy,
+        known: &Trace,
+        needed: &[usize],
+        nominal: &Trace,
+        progress: &dyn Progress,
+    ) -> Distribution {
+        let most = if session.deviations.is_empty() { samples(self.inputs) } else { FAULTY_SAMPLES };
+        let mut distribution = Distribution::default();
+        for gain in [1u32, 16, 256, 4096] {
+            if distribution.moved >= MOVED {
+                break;
+            }
+            let samples = if gain == 1 { most } else { most / 4 };
+            let measured = |seed: u64| {
+                progress.step(&format!("{} against sampled device {} of {samples}", self.id.name(), seed + 1));
+                let freedom = if gain == 1 { Freedom::Sampled { seed } } else { Freedom::Enlarged { seed, gain } };
+                let policy = policy.clone().under(freedom);
+                let sample = replay(&session.context(&policy), known, needed, Some(nominal));
+                sample.get(self.id).map(|sample| self.scale.measure(sample, self.reference, |_, _| true))
+            };
+            // Whole devices at a time: much of one is sequential. They are added up in the order of their seeds.
+            let measured: Vec<_> = (0..samples).into_par_iter().map(measured).collect();
+            for measured in measured.iter().flatten() {
+                distribution.add(self.rows.iter().map(|&row| &measured[row]));
+            }
+        }
+        distribution.finish();
+        distribution
+    }
+}
+
 /// The tests of one tensor.
 struct Test<'a, 'd> {
     id: TensorId,
@@ -169,6 +218,8 @@ struct Test<'a, 'd> {
     scale: &'a Scale,
     rules: &'a Policy,
     lambda: f64,
+    /// Whether values count as they are: a kernel with faults may have other casts in the tensor's own stage.
+    whole: bool,
 }
 
 impl Test<'_, '_> {
@@ -199,6 +250,7 @@ impl Test<'_, '_> {
                 TensorId::NormedI8 | TensorId::MlpNormI8 => 0.5,
                 // About one FP32 ULP.
                 _ if !self.scale.narrowed => 2f64.powi(-14),
+                _ if self.whole => 1.0,
                 _ => 0.0,
             };
             let deviation = measured[at].deviation_without(distance, self.scale.narrowed);
@@ -264,6 +316,7 @@ impl Test<'_, '_> {
         let unit = self.scale.units[(row, column)];
         let gap = |value: f64, (low, high): (f64, f64)| (low - value).max(value - high).max(0.0);
         match (device, nominal.wide(self.id)) {
+            _ if self.whole => whole,
             (Tensor::I8(codes), Some(scaled)) => {
                 let code = f64::from(codes[(row, column)]);
                 gap(f64::from(scaled[(row, column)]), (code - 0.5, code + 0.5))
@@ -286,18 +339,22 @@ impl Test<'_, '_> {
         let parts = nominal.f32(TensorId::DownAccParts);
         let Some((low, high)) = bf16_cell(device, self.rules.at(Site::Out)) else { return f64::INFINITY };
         let d = parts[(b, n)] + parts[(BATCH + b, n)];
-        let h1b = nominal.bf16(TensorId::PostNormPartial)[(b, n)];
-        let h1 = nominal.wide(TensorId::PostNormPartial).map_or(h1b.to_f32(), |wide| wide[(b, n)]);
         let (down, residual) = (self.rules.at(Site::Down), self.rules.at(Site::Residual));
-        let db = to_bf16(d, down);
-        let of_d = move_needed(f64::from(d), (low - h1b.to_f64(), high - h1b.to_f64()), down);
-        let of_h1 = move_needed(f64::from(h1), (low - db.to_f64(), high - db.to_f64()), residual);
+        let narrowed = nominal.bf16(TensorId::PostNormPartial)[(b, n)].to_f32();
+        let h1 = nominal.wide(TensorId::PostNormPartial).map_or(narrowed, |wide| wide[(b, n)]);
+        let h1b = f64::from(if residual == Rounding::None { h1 } else { narrowed });
+        let db = f64::from(round_f32(d, down));
+        let of_d = move_needed(f64::from(d), (low - h1b, high - h1b), down);
+        let of_h1 = move_needed(f64::from(h1), (low - db, high - db), residual);
         of_d.min(of_h1)
     }
 }
 
 /// How far `value` must move for its narrowing to fall into `target`.
 fn move_needed(value: f64, target: (f64, f64), rule: Rounding) -> f64 {
+    if rule == Rounding::None {
+        return (target.0 - value).max(value - target.1).max(0.0);
+    }
     let step = |x: bf16, up: bool| {
         let bits = x.to_bits();
         let (magnitude, negative) = (bits & 0x7FFF, bits & 0x8000 != 0);
@@ -336,14 +393,33 @@ fn padding_rows(comparison: &mut Comparison, inputs: &LayerInputs<'_>) {
     comparison.reference = Arc::new(Tensor::Bf16(expected));
 }
 
+/// The rules under which a kernel with faults narrows.
+fn ruled(policy: &Policy, deviations: &[&Deviation]) -> Policy {
+    deviations
+        .iter()
+        .filter_map(|deviation| deviation.rule)
+        .fold(policy.clone(), |policy, (site, rule)| policy.with(site, rule))
+}
+
+/// Whether any of these deviations changes a stage.
+pub fn touched(stage: &Stage, deviations: &[&Deviation]) -> bool {
+    deviations.iter().any(|deviation| deviation.touches(stage))
+}
+
+/// What a stage reads under deviations.
+pub fn reads(stage: &Stage, deviations: &[&Deviation]) -> Vec<TensorId> {
+    let more = deviations.iter().flat_map(|deviation| deviation.reads_in(stage));
+    stage.reads.iter().chain(more).copied().collect()
+}
+
 /// Stages to run so that `target` is made from what is known, as indices into the table.
-fn needed_stages(target: TensorId, known: &Trace) -> Vec<usize> {
+pub fn needed_stages(target: TensorId, known: &Trace, deviations: &[&Deviation]) -> Vec<usize> {
     let mut wanted = BTreeSet::from([target]);
     let mut needed = Vec::new();
     for (index, stage) in STAGES.iter().enumerate().rev() {
         if stage.writes.iter().any(|id| wanted.contains(id)) {
             needed.push(index);
-            wanted.extend(stage.reads.iter().filter(|&&id| known.get(id).is_none()));
+            wanted.extend(reads(stage, deviations).iter().filter(|&&id| known.get(id).is_none()));
         }
     }
     needed.reverse();
@@ -363,7 +439,7 @@ fn replay(context: &Context<'_, '_>, known: &Trace, stages: &[usize], nominal: O
                 (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
                 _ => false,
             };
-            !stage.free && Some(index) != last && stage.reads.iter().all(unchanged)
+            !stage.free && Some(index) != last && reads(stage, context.deviations).iter().all(unchanged)
         });
         match nominal {
             Some(nominal) => stage.writes.iter().for_each(|&id| trace.take(id, nominal)),
@@ -492,7 +568,7 @@ mod tests {
     #[test]
     fn only_the_stages_behind_the_gap_are_run() {
         let names = |known: &Trace| -> Vec<&str> {
-            needed_stages(TensorId::Out, known).into_iter().map(|i| STAGES[i].name).collect()
+            needed_stages(TensorId::Out, known, &[]).into_iter().map(|i| STAGES[i].name).collect()
         };
         assert_eq!(names(&Trace::new()).len(), STAGES.len());
         let mut known = Trace::new();

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex};
 use ::device::{Bundle, Captures};
 use cases::{Case, Input, InputStore, Inputs, NewCase, Padding, PolicyRequest, Recipe, RecipeKind, new_case};
 use goldens::report::CaseReport;
-use goldens::{FALSE_ALARM, Job, Only, judge};
+use goldens::{Job, Only, judge};
 use reference::stages::run_layer;
 use reference::{Freedom, Geometry, LayerInputs, Policy, TensorId};
 
@@ -88,7 +88,7 @@ impl Bench {
         let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(captures) };
         let only = only.clone().map(|layer| Only { layer, ..Only::default() });
         let only = only.as_ref();
-        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only, false_alarm: FALSE_ALARM };
+        let job = Job { only, ..Job::new(&bundle, &self.inputs, policy) };
         judge(&job, &()).unwrap()
     }
 

@@ -9,7 +9,7 @@ use cases::{
     new_case,
 };
 use goldens::report::CaseReport;
-use goldens::{FALSE_ALARM, Job, Only, judge};
+use goldens::{Job, Only, judge};
 use half::bf16;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView2, Axis, s};
 use reference::head::{final_norm, lm_head};
@@ -137,7 +137,7 @@ impl TokenRun {
     #[must_use]
     pub fn judge(&self, captures: Captures, policy: &PolicyRequest) -> CaseReport {
         let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(captures) };
-        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only: None, false_alarm: FALSE_ALARM };
+        let job = Job::new(&bundle, &self.inputs, policy);
         judge(&job, &()).unwrap()
     }
 
@@ -148,7 +148,7 @@ impl TokenRun {
         let mut only = Only::default();
         names.iter().for_each(|name| only.insert(name).unwrap());
         let (policy, only) = (&PolicyRequest::Auto, Some(&only));
-        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only, false_alarm: FALSE_ALARM };
+        let job = Job { only, ..Job::new(&bundle, &self.inputs, policy) };
         judge(&job, &()).unwrap()
     }
 

@@ -11,7 +11,7 @@ use assay_tests::{Bench, small};
 use cases::{Case, InputStore, Inputs, PolicyRequest, new_case};
 use device::{Bundle, CAPTURES_FILE, Captured};
 use goldens::report::Verdict;
-use goldens::{FALSE_ALARM, Job, judge};
+use goldens::{Job, judge};
 use half::bf16;
 use proptest::prelude::*;
 use proptest::sample::{Index, select, subsequence};
@@ -34,8 +34,7 @@ fn end(files: [&[u8]; 2], store: &InputStore) -> Result<Verdict, String> {
     fs::write(folder.path().join(CAPTURES_FILE), files[1]).unwrap();
     let bundle = Bundle::open(folder.path()).map_err(|error| error.to_string())?;
     let inputs = Inputs::generate(&bundle.case, store).map_err(|error| error.to_string())?;
-    let job =
-        Job { bundle: &bundle, inputs: &inputs, policy: &bundle.case.policy, only: None, false_alarm: FALSE_ALARM };
+    let job = Job::new(&bundle, &inputs, &bundle.case.policy);
     judge(&job, &()).map(|report| report.verdict).map_err(|error| error.to_string())
 }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::commands::{bench, case, doctor, gate, model, tokens};
+use crate::commands::{bench, bisect, case, doctor, gate, model, tokens};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -34,6 +34,7 @@ impl Cli {
         start_threads(threads)?;
         match self.command {
             Command::Gate(gate) => gate.run(),
+            Command::Bisect(bisect) => bisect.run(),
             Command::Case(case) => case.run(),
             Command::Model(model) => model.run(),
             Command::Tokens(tokens) => tokens.run(),
@@ -53,6 +54,9 @@ const EXIT_CODES: &str = "Exit codes: 0 every case passed; 1 an accuracy or cont
 enum Command {
     /// Judge captured kernel outputs against the contract
     Gate(Box<gate::Gate>),
+    /// Find where drift was made, and why
+    #[command(subcommand)]
+    Bisect(bisect::Command),
     /// List, show and make cases
     #[command(subcommand)]
     Case(case::Command),

@@ -6,7 +6,7 @@ use half::bf16;
 use ndarray::{Array1, Array2, ArrayView1, Axis};
 
 use super::attention::{Attention, Combine, Padding, attended, padded};
-use super::changes::{batch, edited, eps, inputs, narrowed, reading, recast, replaced, rounding};
+use super::changes::{batch, edited, eps, inputs, narrowed, reading, recast, replaced, rounding, unnarrowed};
 use super::project::{Halves, Sums, bf16_activations, column_first, down, projected};
 use super::quantize::{Amax, Quantization, Scale, quantized};
 use super::rope::{Rotation, rotated};
@@ -14,15 +14,15 @@ use super::{Call, Change, Deviation};
 use crate::elementary::exp;
 use crate::geometry::{BATCH, PAGE, TILE};
 use crate::inputs::{Batch, LayerInputs};
-use crate::policy::{Policy, Site};
+use crate::policy::Site;
 use crate::rounding::{Rounding, round_f32, to_code};
-use crate::stages::{Context, Output, STAGES, row_scale};
+use crate::stages::{Output, STAGES, row_scale};
 use crate::tensor::{Tensor, TensorId as T};
 
 /// An entry of the table.
 fn entry(id: &str, site: &'static str, stages: &[&'static str], description: &str, change: Change) -> Deviation {
     let (id, description) = (id.to_owned(), description.to_owned());
-    Deviation { id, site, description, stages: stages.to_vec(), reads: Vec::new(), change, written: None }
+    Deviation { id, site, description, stages: stages.to_vec(), reads: Vec::new(), change, rule: None, written: None }
 }
 
 impl Deviation {
@@ -75,27 +75,29 @@ pub fn catalogue() -> Vec<Deviation> {
     table
 }
 
-/// Another rounding rule at a cast site than the production kernels'. Where nothing is narrowed, the stages that read
-/// the tensor see the FP32 values too.
+/// Every rounding rule at a cast site; that which is asked for is no deviation.
 fn roundings(site: Site) -> Vec<Deviation> {
     let Some(stage) = STAGES.iter().find(|stage| stage.sites.contains(&site)) else { return Vec::new() };
-    let production = Policy::production().at(site);
+    // Probabilities and the down projection's sum are narrowed inside a stage that stores another cast's results.
+    let stored = !matches!(site, Site::Prob | Site::Down);
     let mut table = Vec::new();
-    for rule in Rounding::ALL.into_iter().filter(|&rule| rule != production) {
+    for rule in Rounding::ALL {
         let description = match rule {
-            Rounding::Rne => "sends ties to even where the production kernels send them away from zero",
-            Rounding::TiesAway => "sends ties away from zero where the contract sends them to even",
+            Rounding::Rne => "sends ties to even",
+            Rounding::TiesAway => "sends ties away from zero",
             Rounding::Trunc => "truncates toward zero where the contract rounds to nearest",
-            Rounding::None if site.is_int8() => continue,
+            // A layer hands its output on in BF16, and codes are integers.
+            Rounding::None if site.is_int8() || site == Site::Out => continue,
             Rounding::None => "does not narrow: later steps see the FP32 values",
         };
-        let stored = stage.sites.last() == Some(&site) && stage.name != "attention" || site == Site::Attn;
         let readers = STAGES.iter().filter(|reader| {
             rule == Rounding::None && stored && reader.reads.iter().any(|id| stage.writes.contains(id))
         });
         let stages: Vec<&'static str> = std::iter::once(stage.name).chain(readers.map(|reader| reader.name)).collect();
+        let change = if rule == Rounding::None && stored { unnarrowed(site) } else { rounding(site, rule) };
         let id = format!("{}.{}", site.name(), rule.name());
-        table.push(entry(&id, site.name(), &stages, description, rounding(site, rule)));
+        let deviation = entry(&id, site.name(), &stages, description, change);
+        table.push(Deviation { rule: Some((site, rule)), ..deviation });
     }
     table
 }
@@ -466,7 +468,7 @@ fn mlp() -> Vec<Deviation> {
             "out",
             &["out"],
             "adds the layer's input after the MLP, not the sum after attention",
-            { reading(T::PostNormPartial, |call| Tensor::Bf16(call.context.inputs.hidden_states.to_owned())) },
+            reading(T::PostNormPartial, |call| Tensor::Bf16(call.context.inputs.hidden_states.to_owned())),
         ),
     ]
 }

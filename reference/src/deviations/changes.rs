@@ -22,6 +22,17 @@ pub fn rounding(site: Site, rule: Rounding) -> Change {
     })
 }
 
+/// No cast at a site whose narrowed tensor is stored all the same: what is stored is right, and the stages that read it
+/// see the FP32 values.
+pub fn unnarrowed(site: Site) -> Change {
+    Box::new(move |call| {
+        if call.stage.sites.contains(&site) {
+            return call.run_wide();
+        }
+        call.run_under(&call.context.policy.clone().with(site, Rounding::None))
+    })
+}
+
 /// Other batch metadata.
 pub fn batch(change: impl Fn(&mut Batch, &LayerInputs<'_>) + Send + Sync + 'static) -> Change {
     Box::new(move |call| {

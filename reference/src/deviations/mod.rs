@@ -13,7 +13,8 @@ mod rope;
 use std::fmt;
 
 use crate::inputs::{Batch, LayerInputs};
-use crate::policy::Policy;
+use crate::policy::{Policy, Site};
+use crate::rounding::Rounding;
 use crate::stages::{Context, Output, STAGES, Stage, Trace};
 use crate::tensor::TensorId;
 
@@ -36,6 +37,8 @@ pub struct Deviation {
     reads: Vec<TensorId>,
     /// What touched stages compute.
     change: Change,
+    /// The rounding rule that it is, where it is one.
+    pub rule: Option<(Site, Rounding)>,
     /// Where rows are written instead of the slots of the batch.
     written: Option<fn(&Batch, &LayerInputs<'_>) -> Batch>,
 }
@@ -47,6 +50,12 @@ impl Deviation {
         self.stages.contains(&stage.name)
     }
 
+    /// Whether a policy asks for just this.
+    #[must_use]
+    pub fn is_asked_by(&self, policy: &Policy) -> bool {
+        self.rule.is_some_and(|(site, rule)| policy.at(site) == rule)
+    }
+
     /// The first stage whose results may change; none where only the places of cache writes do.
     #[must_use]
     pub fn first_stage(&self) -> Option<&'static Stage> {
@@ -56,6 +65,12 @@ impl Deviation {
     /// Tensors that it reads in a stage besides those of the table.
     pub fn reads_in(&self, stage: &Stage) -> &[TensorId] {
         if self.touches(stage) { &self.reads } else { &[] }
+    }
+
+    /// Whether it writes cache rows elsewhere.
+    #[must_use]
+    pub fn moves_writes(&self) -> bool {
+        self.written.is_some()
     }
 
     /// The batch by whose slots cache rows are written; none where it is the right one.
@@ -97,6 +112,11 @@ impl Call<'_, '_, '_> {
     /// The stage without this deviation, under another policy.
     pub fn run_under(&self, policy: &Policy) -> Vec<Output> {
         through(self.stage, &self.context.over(self.context.inputs, policy), self.rest, self.trace)
+    }
+
+    /// The stage without this deviation, with the FP32 values behind what it narrows.
+    pub fn run_wide(&self) -> Vec<Output> {
+        through(self.stage, &self.context.keeping_wide(), self.rest, self.trace)
     }
 
     /// The stage without this deviation, on other tensors.

@@ -73,6 +73,11 @@ impl<'c, 'd> Context<'c, 'd> {
         Context { inputs, policy, products, deviations, wide, rows }
     }
 
+    /// The same run, which keeps every FP32 value behind narrowed tensors.
+    pub(crate) fn keeping_wide(self) -> Self {
+        Self { wide: true, ..self }
+    }
+
     /// The same run of a kernel with these faults.
     #[must_use]
     pub fn deviating(self, deviations: &'c [&'c Deviation]) -> Self {

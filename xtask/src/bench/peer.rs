@@ -440,7 +440,7 @@ mod tests {
     use cases::PolicyRequest;
     use device::{Bundle, Captures, Layout};
     use goldens::report::Verdict;
-    use goldens::{FALSE_ALARM, Job, judge};
+    use goldens::{Job, judge};
 
     use super::*;
     use crate::bench::layer::{Layers, Shape, as_checkpoint, down_codes};
@@ -528,13 +528,7 @@ mod tests {
                 let path = Path::new(answer.strip_prefix("captured ").unwrap());
                 let captures = Captures::open(path, &case.geometry, &Layout::of(&case)).unwrap();
                 let bundle = Bundle { dir: folder.path().into(), case: case.clone(), captures: Some(captures) };
-                let job = Job {
-                    bundle: &bundle,
-                    inputs: &inputs,
-                    policy: &PolicyRequest::Rne,
-                    only: None,
-                    false_alarm: FALSE_ALARM,
-                };
+                let job = Job::new(&bundle, &inputs, &PolicyRequest::Rne);
                 let report = judge(&job, &()).unwrap();
                 assert_eq!(report.verdict, Verdict::Pass, "{form}: {report:?}");
                 // All of the contract's tensors, and which rows of the two caches were written.

@@ -47,6 +47,9 @@ pub struct Gate {
     /// Probability that a whole run of right kernels fails all the same
     #[arg(long, value_name = "P", default_value_t = goldens::FALSE_ALARM, value_parser = probability)]
     false_alarm: f64,
+    /// Where a case fails, look for its cause: run the reference with known faults until one gives the device's bits
+    #[arg(long)]
+    explain: bool,
     /// Show every tensor, element and remark, of passing cases too
     #[arg(long, short)]
     verbose: bool,
@@ -160,18 +163,14 @@ impl Gate {
     ) -> Result<CaseReport, Refusal> {
         let started = Instant::now();
         let inputs = Inputs::generate(&bundle.case, store)?;
-        let job = Job {
-            bundle,
-            inputs: &inputs,
-            policy: policy.unwrap_or(&bundle.case.policy),
-            only,
-            false_alarm: self.false_alarm,
-        };
+        let policy = policy.unwrap_or(&bundle.case.policy);
+        let job =
+            Job { only, false_alarm: self.false_alarm, explain: self.explain, ..Job::new(bundle, &inputs, policy) };
         let refused = |error| Refusal::Judge { case: bundle.case.path.clone(), error: Box::new(error) };
         let mut report = judge(&job, bar).map_err(refused)?;
         report.path = report::text::place(&bundle.case.path);
         report.seconds = started.elapsed().as_secs_f64();
-        if let (Some(PolicyRequest::Custom(_)), Some(file)) = (policy, &self.policy) {
+        if let (PolicyRequest::Custom(_), Some(file)) = (policy, &self.policy) {
             report.policy.asked.clone_from(file);
         }
         Ok(report)
@@ -211,7 +210,7 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
     }
 }
 
-fn probability(text: &str) -> Result<f64, String> {
+pub fn probability(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value < 1.0 => Ok(value),
         _ => Err("expected a probability between 0 and 1, both excluded".into()),
@@ -219,12 +218,12 @@ fn probability(text: &str) -> Result<f64, String> {
 }
 
 /// A tensor by its name in a capture.
-fn tensor(name: &str) -> Result<String, String> {
+pub fn tensor(name: &str) -> Result<String, String> {
     Only::default().insert(name).map(|()| name.to_owned())
 }
 
 /// The tensors that are looked at.
-fn only(names: &[String]) -> Result<Only, Refusal> {
+pub fn only(names: &[String]) -> Result<Only, Refusal> {
     let mut only = Only::default();
     for name in names {
         only.insert(name).map_err(|error| Refusal::Request(format!("--tensors: {name}: {error}")))?;

@@ -12,8 +12,10 @@ use super::summary;
 use super::text::{grouped, plain, plural};
 use crate::exit_codes::Code;
 
-const BOLD: Style = Style::new().bold();
-const DIM: Style = Style::new().dimmed();
+/// Stands out.
+pub const BOLD: Style = Style::new().bold();
+/// Stands back.
+pub const DIM: Style = Style::new().dimmed();
 /// A rule under the header and nothing else.
 pub const TABLE: TableStyle = NOTHING.header_separator(LineStyle::new(' ', '─', '─', ' '));
 /// Remarks shown of a case before the rest is only counted.
