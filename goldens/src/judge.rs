@@ -272,6 +272,7 @@ impl Walker<'_, '_> {
             let mut session =
                 Session { inputs, products: self.products, evidence, rules, confidence, deviations, memo: self.memo };
             let faulty = touched(stage, deviations);
+            let freed = deviations.iter().any(|deviation| deviation.frees(stage));
             let forced = reads(stage, deviations).iter().all(|&id| known.holds(id));
             let mut outputs = if forced {
                 let policy = session.rules.policy.clone();
@@ -283,7 +284,7 @@ impl Walker<'_, '_> {
                 let at = outputs.iter().position(|output| output.id == id);
                 let output = at.map(|at| outputs.swap_remove(at));
                 match (evidence.tensors.get(&id), output) {
-                    (Some(device), Some(output)) if !(faulty && stage.free) => {
+                    (Some(device), Some(output)) if !freed => {
                         coverage.see(&output, inputs, &known);
                         // What a kernel with faults does not narrow is handed on as it is.
                         let handed_on = faulty.then(|| output.clone());
@@ -312,7 +313,7 @@ impl Walker<'_, '_> {
                             known.force(id, Arc::clone(device));
                         }
                     }
-                    (None, Some(output)) if !stage.free => known.record(output),
+                    (None, Some(output)) if !stage.free && !freed => known.record(output),
                     (None, _) => {}
                 }
             }

@@ -7,6 +7,8 @@ use half::bf16;
 use reference::deviations::catalogue;
 use reference::{Deviation, Freedom, LayerInputs, Policy, Products, TensorId};
 
+use serde::Serialize;
+
 use crate::cause::Memo;
 use crate::judge::{Job, JudgeError, judge};
 use crate::mutant::mutant;
@@ -26,7 +28,7 @@ pub struct Bed<'a> {
 }
 
 /// What a device with one fault led to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Trial {
     /// The fault.
     pub id: String,
@@ -41,7 +43,7 @@ pub struct Trial {
 }
 
 /// What the gate said.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Whether it failed.
     pub caught: bool,
@@ -73,7 +75,7 @@ impl Outcome {
 }
 
 /// What rules that others use say of the same `out`: whether each of them fails it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Others {
     /// `allclose` with rtol and atol of 1e-3.
     pub allclose: bool,
@@ -120,12 +122,15 @@ impl<'a> Bed<'a> {
         Ok(Self { case, inputs, layer, products, memo: Memo::default(), clean, policy })
     }
 
-    /// The right device, judged: a failure here is a false alarm.
+    /// Another right device, judged by everything and by `out` alone: how often it failed.
     ///
     /// # Errors
     /// As [`judge`].
-    pub fn clean(&self, out_alone: bool) -> Result<CaseReport, JudgeError> {
-        self.judge(&self.clean, out_alone, false)
+    pub fn false_alarms(&self, freedom: Freedom) -> Result<u32, JudgeError> {
+        let policy = self.policy.clone().under(freedom);
+        let captures = mutant(&self.layer, &policy, &self.products, &[]);
+        let failed = |out_alone| Ok(u32::from(self.judge(&captures, out_alone, false)?.verdict != Verdict::Pass));
+        Ok(failed(false)? + failed(true)?)
     }
 
     /// A device with one fault, judged.
@@ -155,6 +160,75 @@ impl<'a> Bed<'a> {
         let only = out_alone.then_some(&out);
         let policy = PolicyRequest::Production;
         judge(&Job { only, explain, memo: Some(&self.memo), ..Job::new(&bundle, self.inputs, &policy) }, &())
+    }
+}
+
+/// Every trial of one case.
+#[derive(Clone, Debug, Serialize)]
+pub struct CasePower {
+    /// The case's name, and its seed.
+    pub name: String,
+    /// Seed of the inputs and of the device's freedoms.
+    pub seed: u64,
+    /// Right devices judged; each by everything and by `out` alone.
+    pub clean: u32,
+    /// Judgements of right devices that failed.
+    pub false_alarms: u32,
+    /// One a fault, in the order of the catalogue.
+    pub trials: Vec<Trial>,
+}
+
+/// Counts over trials.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Faults tried.
+    pub faults: u32,
+    /// Of those, faults that change a bit of what was captured.
+    pub changed: u32,
+    /// Of those, faults that change it by no more than a right device may: nothing can tell them apart on this data.
+    pub permitted: u32,
+    /// Of the others, caught.
+    pub caught: u32,
+    /// Of those, located at the tensor at which the fault works.
+    pub located: u32,
+    /// Of those, named.
+    pub named: u32,
+    /// Faults that change a bit of `out`.
+    pub out_changed: u32,
+    /// Of those, caught by `out` alone.
+    pub out_caught: u32,
+    /// Of those, named.
+    pub out_named: u32,
+    /// Of the faults that change a bit of `out`, what others' rules catch there: allclose, the outlier budget, cosine,
+    /// the share of one in a thousand.
+    pub others: [u32; 4],
+}
+
+impl Counts {
+    /// Over some trials.
+    #[must_use]
+    pub fn of<'t>(trials: impl Iterator<Item = &'t Trial>) -> Self {
+        let mut counts = Self::default();
+        for trial in trials {
+            counts.faults += 1;
+            if let Some(outcome) = &trial.whole {
+                counts.changed += 1;
+                counts.permitted += u32::from(!outcome.caught);
+                counts.caught += u32::from(outcome.caught);
+                counts.located += u32::from(outcome.caught && outcome.located == trial.first);
+                counts.named += u32::from(outcome.caught && outcome.names(&trial.id));
+            }
+            if let Some(outcome) = &trial.out_alone {
+                counts.out_changed += 1;
+                counts.out_caught += u32::from(outcome.caught);
+                counts.out_named += u32::from(outcome.caught && outcome.names(&trial.id));
+                let Others { allclose, outliers, cosine, thousandth } = trial.others;
+                for (count, caught) in counts.others.iter_mut().zip([allclose, outliers, cosine, thousandth]) {
+                    *count += u32::from(caught);
+                }
+            }
+        }
+        counts
     }
 }
 

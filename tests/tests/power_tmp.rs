@@ -5,38 +5,24 @@ use std::time::Instant;
 #[test]
 fn table() {
     let names = std::env::var("CASES").unwrap_or("mini/full".into());
-    let whole_only = std::env::var("WHOLE").is_ok();
     for name in names.split(',') {
         let b = Bench::recorded(name);
         let t = Instant::now();
         let bed = Bed::new(&b.case, &b.inputs, Freedom::Sampled { seed: 77 }).unwrap();
-        println!(
-            "{name} clean {:?} {:?} {:.2?}",
-            bed.clean(false).unwrap().verdict,
-            bed.clean(true).unwrap().verdict,
-            t.elapsed()
-        );
-        let r = bed.clean(false).unwrap();
-        for t in r.tensors.iter().filter(|t| t.unexplained > 0) {
-            println!("{} {} {:?} {:?}", t.name, t.unexplained, t.worst, t.notes);
+        if std::env::var("CLEAN").is_ok() {
+            println!("{name} false alarms {}", bed.false_alarms(Freedom::Sampled { seed: 5 }).unwrap());
         }
-        for c in r.checks.iter() {
-            println!("{} {:?} {}", c.name, c.verdict, c.detail);
-        }
-        if std::env::var("STOP").is_ok() {
-            continue;
-        }
-        let (mut n, mut caught, mut located, mut named, mut no, mut co, mut nao) = (0, 0, 0, 0, 0, 0, 0);
+        let mut trials = Vec::new();
         for f in faults() {
+            if let Ok(only) = std::env::var("ONLY") {
+                if !only.split(',').any(|o| f.id.contains(o)) {
+                    continue;
+                }
+            }
             let t0 = Instant::now();
             let t = bed.trial(&f).unwrap();
-            let _ = whole_only;
             let mut line = format!("{:36} first {:20}", t.id, t.first.clone().unwrap_or("-".into()));
             if let Some(o) = &t.whole {
-                n += 1;
-                caught += o.caught as u32;
-                located += (o.caught && o.located == t.first) as u32;
-                named += o.names(&t.id) as u32;
                 line += &format!(
                     " | {} {} {}",
                     if o.caught { "C" } else { "MISSED" },
@@ -45,9 +31,6 @@ fn table() {
                 );
             }
             if let Some(o) = &t.out_alone {
-                no += 1;
-                co += o.caught as u32;
-                nao += o.names(&t.id) as u32;
                 line += &format!(
                     " || out {} {}",
                     if o.caught { "C" } else { "MISSED" },
@@ -62,10 +45,8 @@ fn table() {
                 t.others.thousandth as u8,
                 t0.elapsed()
             );
+            trials.push(t);
         }
-        println!(
-            "{name}: {n} visible, {caught} caught {located} located {named} named; out {no}: {co} caught {nao} named; {:.1?}",
-            t.elapsed()
-        );
+        println!("{name}: {:?} {:.1?}", goldens::power::Counts::of(trials.iter()), t.elapsed());
     }
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::commands::{bench, bisect, case, doctor, gate, model, tokens};
+use crate::commands::{bench, bisect, case, doctor, gate, model, power, tokens};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -37,6 +37,7 @@ impl Cli {
             Command::Bisect(bisect) => bisect.run(),
             Command::Case(case) => case.run(),
             Command::Model(model) => model.run(),
+            Command::Power(power) => power.run(),
             Command::Tokens(tokens) => tokens.run(),
             Command::Doctor => doctor::run(),
             Command::Bench(bench) => bench.run(),
@@ -60,6 +61,8 @@ enum Command {
     /// List, show and make cases
     #[command(subcommand)]
     Case(case::Command),
+    /// Try the gate itself: plant every known fault, and count what is caught, located and named
+    Power(Box<power::Power>),
     /// Show checkpoints, quantize them, and make synthetic ones
     #[command(subcommand)]
     Model(model::Command),

@@ -22,13 +22,28 @@ use crate::tensor::{Tensor, TensorId as T};
 /// An entry of the table.
 fn entry(id: &str, site: &'static str, stages: &[&'static str], description: &str, change: Change) -> Deviation {
     let (id, description) = (id.to_owned(), description.to_owned());
-    Deviation { id, site, description, stages: stages.to_vec(), reads: Vec::new(), change, rule: None, written: None }
+    Deviation {
+        id,
+        site,
+        description,
+        stages: stages.to_vec(),
+        reads: Vec::new(),
+        change,
+        freely: false,
+        rule: None,
+        written: None,
+    }
 }
 
 impl Deviation {
     /// The same entry, which also reads these tensors.
     fn reads(self, reads: &[T]) -> Self {
         Self { reads: reads.to_vec(), ..self }
+    }
+
+    /// The same entry, which adds up FP32 numbers in an order that is the device's own.
+    fn freely(self) -> Self {
+        Self { freely: true, ..self }
     }
 
     /// The same entry, which also writes cache rows by other slots.
@@ -294,7 +309,8 @@ fn weights() -> Vec<Deviation> {
         entry("gate_up.bf16", "gate_acc_all", &["gate_projection", "up_projection"], description, {
             replaced(bf16_activations)
         })
-        .reads(&[T::MlpNormIn]),
+        .reads(&[T::MlpNormIn])
+        .freely(),
     );
     table
 }

@@ -37,6 +37,8 @@ pub struct Deviation {
     reads: Vec<TensorId>,
     /// What touched stages compute.
     change: Change,
+    /// Whether it gives stages a freedom that the contract's do not have: a long FP32 sum.
+    freely: bool,
     /// The rounding rule that it is, where it is one.
     pub rule: Option<(Site, Rounding)>,
     /// Where rows are written instead of the slots of the batch.
@@ -48,6 +50,12 @@ impl Deviation {
     #[must_use]
     pub fn touches(&self, stage: &Stage) -> bool {
         self.stages.contains(&stage.name)
+    }
+
+    /// Whether the results of a stage depend, with this fault, on more than IEEE operations in a fixed order.
+    #[must_use]
+    pub fn frees(&self, stage: &Stage) -> bool {
+        self.touches(stage) && (stage.free || self.freely)
     }
 
     /// Whether a policy asks for just this.

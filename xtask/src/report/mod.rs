@@ -6,6 +6,7 @@ pub mod github;
 pub mod human;
 pub mod json;
 pub mod junit;
+pub mod power;
 pub mod summary;
 pub mod text;
 pub mod tokens;
