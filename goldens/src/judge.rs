@@ -18,7 +18,7 @@ use crate::only::Only;
 use crate::report::{CaseReport, Check, GateReport, PolicyReport, TensorReport, Verdict};
 use crate::rules::Rules;
 use crate::tally::Comparison;
-use crate::{checks, notes, runs, unforced};
+use crate::{checks, maps, notes, runs, unforced};
 
 /// Default false-alarm probability of a whole run.
 pub const FALSE_ALARM: f64 = 1e-6;
@@ -36,6 +36,8 @@ pub struct Job<'a> {
     pub only: Option<&'a Only>,
     /// False-alarm probability of the whole run, default [`FALSE_ALARM`].
     pub false_alarm: f64,
+    /// Whether the report says where marks lie ([`TensorReport::map`]).
+    pub maps: bool,
 }
 
 /// Why a bundle cannot be judged as asked.
@@ -326,7 +328,9 @@ fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: Wa
     let case = &job.bundle.case;
     let mut tensors: Vec<(TensorId, TensorReport)> = Vec::new();
     for comparison in &walk.comparisons {
-        tensors.push((comparison.id, comparison.report(inputs, evidence.cache(comparison.id))));
+        let cache = evidence.cache(comparison.id);
+        let map = job.maps.then(|| Box::new(maps::of(comparison, inputs, cache)));
+        tensors.push((comparison.id, TensorReport { map, ..comparison.report(inputs, cache) }));
     }
     for (&id, found) in &evidence.wrong_dtype {
         tensors.push((id, checks::wrong_dtype(id, found)));

@@ -12,6 +12,7 @@ mod compare;
 mod coverage;
 mod evidence;
 mod judge;
+pub mod maps;
 mod notes;
 mod only;
 mod place;

@@ -88,7 +88,7 @@ impl Bench {
         let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(captures) };
         let only = only.clone().map(|layer| Only { layer, ..Only::default() });
         let only = only.as_ref();
-        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only, false_alarm: FALSE_ALARM };
+        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only, false_alarm: FALSE_ALARM, maps: false };
         judge(&job, &()).unwrap()
     }
 

@@ -137,7 +137,8 @@ impl TokenRun {
     #[must_use]
     pub fn judge(&self, captures: Captures, policy: &PolicyRequest) -> CaseReport {
         let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(captures) };
-        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only: None, false_alarm: FALSE_ALARM };
+        let job =
+            Job { bundle: &bundle, inputs: &self.inputs, policy, only: None, false_alarm: FALSE_ALARM, maps: false };
         judge(&job, &()).unwrap()
     }
 
@@ -148,7 +149,7 @@ impl TokenRun {
         let mut only = Only::default();
         names.iter().for_each(|name| only.insert(name).unwrap());
         let (policy, only) = (&PolicyRequest::Auto, Some(&only));
-        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only, false_alarm: FALSE_ALARM };
+        let job = Job { bundle: &bundle, inputs: &self.inputs, policy, only, false_alarm: FALSE_ALARM, maps: false };
         judge(&job, &()).unwrap()
     }
 

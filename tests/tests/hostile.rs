@@ -34,8 +34,14 @@ fn end(files: [&[u8]; 2], store: &InputStore) -> Result<Verdict, String> {
     fs::write(folder.path().join(CAPTURES_FILE), files[1]).unwrap();
     let bundle = Bundle::open(folder.path()).map_err(|error| error.to_string())?;
     let inputs = Inputs::generate(&bundle.case, store).map_err(|error| error.to_string())?;
-    let job =
-        Job { bundle: &bundle, inputs: &inputs, policy: &bundle.case.policy, only: None, false_alarm: FALSE_ALARM };
+    let job = Job {
+        bundle: &bundle,
+        inputs: &inputs,
+        policy: &bundle.case.policy,
+        only: None,
+        false_alarm: FALSE_ALARM,
+        maps: false,
+    };
     judge(&job, &()).map(|report| report.verdict).map_err(|error| error.to_string())
 }
 

@@ -534,6 +534,7 @@ mod tests {
                     policy: &PolicyRequest::Rne,
                     only: None,
                     false_alarm: FALSE_ALARM,
+                    maps: false,
                 };
                 let report = judge(&job, &()).unwrap();
                 assert_eq!(report.verdict, Verdict::Pass, "{form}: {report:?}");
