@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod github;
+pub mod html;
 pub mod human;
 pub mod json;
 pub mod junit;
