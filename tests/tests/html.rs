@@ -123,15 +123,29 @@ window.addEventListener("load", () => {
     return !own && box.width > 1 && (box.right > width + 1 || box.left < -1);
   }).map(element => element.tagName + "." + element.getAttribute("class"));
   const clipped = [...document.querySelectorAll(".stages li")].filter(element => element.scrollWidth > element.clientWidth);
-  const probe = document.createElement("pre");
-  probe.textContent = ["inner " + window.innerWidth, "scroll " + document.documentElement.scrollWidth,
+  const said = ["inner " + window.innerWidth, "scroll " + document.documentElement.scrollWidth,
     "out " + out.join(" "), "clipped " + clipped.length, "failures " + window.failures.join(" "),
     "back " + getComputedStyle(document.body).backgroundColor, "maps " + document.querySelectorAll("svg.map").length,
     "flat " + [...document.querySelectorAll("svg.map")].filter(map => map.getBoundingClientRect().height < 10).length,
     ""].join("\n");
-  document.body.innerHTML = "<pre id=probe>" + probe.textContent + "</pre>";
+  parent.postMessage(said, "*");
 });
 </script></body>"#;
+
+/// A frame as wide as a screen, because a browser's window does not get as narrow as a phone; it shows what the measured
+/// page in it says.
+fn frame(width: usize) -> String {
+    format!(
+        r#"<!DOCTYPE html><meta name="color-scheme" content="light dark"><body><script>
+addEventListener("message", event => {{
+  const probe = document.createElement("pre");
+  probe.id = "probe";
+  probe.textContent = event.data;
+  document.body.append(probe);
+}});
+</script><iframe src="measured.html" style="border:0;width:{width}px;height:800px"></iframe></body>"#
+    )
+}
 
 /// The browser, where there is one.
 fn chromium() -> Option<OsString> {
@@ -188,12 +202,12 @@ fn a_browser_draws_the_page() {
     let copy = folder.path().join("measured.html");
     fs::write(&copy, free.replace("</body>", PROBE)).unwrap();
     let mut backgrounds = Vec::new();
-    for (width, flags) in [
-        (360, vec!["--window-size=360,800"]),
-        (1280, vec!["--window-size=1280,900"]),
-        (360, vec!["--window-size=360,800", "--blink-settings=preferredColorScheme=0"]),
-    ] {
-        let (dom, console) = browse(&browser, &copy, &[flags.as_slice(), &["--dump-dom"]].concat());
+    let framed = folder.path().join("framed.html");
+    for (width, scheme) in [(360, "1"), (1280, "1"), (360, "0")] {
+        fs::write(&framed, frame(width)).unwrap();
+        let scheme = format!("--blink-settings=preferredColorScheme={scheme}");
+        let flags = ["--window-size=1300,900", &scheme, "--virtual-time-budget=20000", "--dump-dom"];
+        let (dom, console) = browse(&browser, &framed, &flags);
         assert_eq!(console, "");
         let measured = between(&dom, "<pre id=\"probe\">", "</pre>");
         let value = |name: &str| {
