@@ -58,7 +58,9 @@ impl Paths {
     /// Draws `width` by `height` pixels at `x`, `y` as a shape on its ground.
     pub fn draw(&mut self, shape: Shape, at: [usize; 2], size: [usize; 2]) {
         self.mark(Shape::Exact, at, size);
-        self.mark(shape, at, size);
+        if shape != Shape::Exact {
+            self.mark(shape, at, size);
+        }
     }
 
     /// Draws a shape alone.
