@@ -123,8 +123,8 @@ impl Grid {
     }
 }
 
-/// How far values lie apart, in units in the last place: bin 0 holds a distance of 0, bin `n` those above `2^(n-2)` up to
-/// `2^(n-1)`.
+/// How far values lie apart, in units in the last place: bin 0 holds a distance of 0, bin `n` those above `2^(n-2)` up
+/// to `2^(n-1)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distances {
     /// Elements by distance, up to the last bin that holds any.
@@ -168,9 +168,9 @@ impl Distances {
 /// The maps of one tensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Marks by place. Of a layer's tensor: row by column as captured (of cache tensors, batch row by column); batch row
-    /// by head, where it is laid out by head; page by slot of the page for cache tensors, where what was written to slots
-    /// that the batch does not name is drift. Of a token run's: by layer, position, row and column, as they apply.
+    /// Marks by place. Of a layer's tensor: row by column as captured (of cache tensors, batch row by column); batch
+    /// row by head, where it is laid out by head; page by slot of the page for cache tensors, where what was written to
+    /// slots that the batch does not name is drift. Of a token run's: by layer, position, row and column, as they apply.
     pub grids: Vec<Grid>,
     /// Distances in units in the last place of the tensor's type.
     pub distances: Distances,

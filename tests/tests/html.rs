@@ -122,7 +122,8 @@ window.addEventListener("load", () => {
     const own = element.parentElement.closest(".scroll");
     return !own && box.width > 1 && (box.right > width + 1 || box.left < -1);
   }).map(element => element.tagName + "." + element.getAttribute("class"));
-  const clipped = [...document.querySelectorAll(".stages li")].filter(element => element.scrollWidth > element.clientWidth);
+  const stages = [...document.querySelectorAll(".stages li")];
+  const clipped = stages.filter(element => element.scrollWidth > element.clientWidth);
   const said = ["inner " + window.innerWidth, "scroll " + document.documentElement.scrollWidth,
     "out " + out.join(" "), "clipped " + clipped.length, "failures " + window.failures.join(" "),
     "back " + getComputedStyle(document.body).backgroundColor, "maps " + document.querySelectorAll("svg.map").length,
@@ -132,8 +133,8 @@ window.addEventListener("load", () => {
 });
 </script></body>"#;
 
-/// A frame as wide as a screen, because a browser's window does not get as narrow as a phone; it shows what the measured
-/// page in it says.
+/// A frame as wide as a screen, because a browser's window does not get as narrow as a phone; it shows what the
+/// measured page in it says.
 fn frame(width: usize) -> String {
     format!(
         r#"<!DOCTYPE html><meta name="color-scheme" content="light dark"><body><script>

@@ -81,7 +81,10 @@ fn rules(case: &CaseReport) -> Markup {
         p { "Held to " code { (plain(&case.policy.asked)) } "." }
         ul {
             @for violation in &case.policy.violations {
-                li { span.pill.fail { span aria-hidden="true" { (marks::sign(Verdict::Fail)) } " broken" } " " (plain(violation)) }
+                li {
+                    span.pill.fail { span aria-hidden="true" { (marks::sign(Verdict::Fail)) } " broken" }
+                    " " (plain(violation))
+                }
             }
             @for rule in summary::policy(&case.policy) { li { (plain(&rule)) } }
         }

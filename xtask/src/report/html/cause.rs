@@ -36,7 +36,8 @@ fn ranking(explanation: &Explanation) -> Markup {
                     caption { "Deviations that were tried" }
                     thead { tr {
                         th.number scope="col" { "rank" } th scope="col" { "deviation" } th scope="col" { "at" }
-                        th scope="col" { "score" } th.number scope="col" { "bit for bit" } th scope="col" { "what it is" }
+                        th scope="col" { "score" } th.number scope="col" { "bit for bit" }
+                        th scope="col" { "what it is" }
                     } }
                     tbody {
                         @for (index, candidate) in explanation.candidates.iter().take(MOST).enumerate() {

@@ -21,10 +21,13 @@ pub fn histogram(distances: &Distances) -> Markup {
     html! {
         @if most > 0 {
             figure {
-                figcaption { strong { "distance in ULPs" } " " span.quiet { "(bars grow with the logarithm of the count)" } }
+                figcaption {
+                    strong { "distance in ULPs" } " " span.quiet { "(bars grow with the logarithm of the count)" }
+                }
                 table.distances {
                     thead { tr {
-                        th scope="col" { "ULPs" } th.bar scope="col" { span.hidden { "bar" } } th scope="col" { "elements" }
+                        th scope="col" { "ULPs" } th.bar scope="col" { span.hidden { "bar" } }
+                        th scope="col" { "elements" }
                     } }
                     tbody {
                         @for (name, cell) in &lines {

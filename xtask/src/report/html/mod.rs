@@ -1,5 +1,5 @@
-//! A report to look at: one HTML page that needs nothing else, no network, no script, no second file. It is readable on a
-//! phone, in the dark, on paper and without colours, and every string of a file is escaped by the template. Sizes are
+//! A report to look at: one HTML page that needs nothing else, no network, no script, no second file. It is readable on
+//! a phone, in the dark, on paper and without colours, and every string of a file is escaped by the template. Sizes are
 //! bounded by the maps' bins and by how much of a list is shown, so that a page of full-size layers stays small.
 
 mod case;

@@ -1,4 +1,5 @@
-//! Heat maps as inline SVG. Equal neighbours are drawn as one rectangle, so that a map's size follows from what is in it.
+//! Heat maps as inline SVG. Equal neighbours are drawn as one rectangle, so that a map's size follows from
+//! what is in it.
 
 use std::fmt::Write as _;
 

@@ -32,7 +32,8 @@ pub fn case(case: &Case) -> Markup {
                 }
             }
             dt { "cache" } dd {
-                (plural(case.pages as u64, "page")) " of " (PAGE) " slots, contexts up to " (grouped(case.max_seq as u64))
+                (plural(case.pages as u64, "page")) " of " (PAGE) " slots, contexts up to "
+                (grouped(case.max_seq as u64))
                 @if case.poison.is_some() { ", NaN past the contexts" }
             }
         }
@@ -99,10 +100,12 @@ pub fn provenance(case: &Case) -> Markup {
                     thead { tr { th scope="col" { "input" } th scope="col" { "recipe" } th scope="col" { "SHA-256" } } }
                     tbody {
                         @for input in case.inputs() {
+                            @let recipe = case.tensors.get(&input).map_or("computed".to_owned(), ToString::to_string);
+                            @let hash = case.inputs_sha256.get(&input).map_or("not stated".into(), |hash| plain(hash));
                             tr {
                                 th scope="row" { (input.name()) }
-                                td { (case.tensors.get(&input).map_or_else(|| "computed".to_owned(), ToString::to_string)) }
-                                td { code { (case.inputs_sha256.get(&input).map_or("not stated".into(), |hash| plain(hash))) } }
+                                td { (recipe) }
+                                td { code { (hash) } }
                             }
                         }
                     }

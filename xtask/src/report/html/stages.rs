@@ -1,5 +1,5 @@
-//! The strip of stages: the layer in the contract's order, each stage with what its tensors came to, the first divergence
-//! named and what follows from it told apart from faults of its own.
+//! The strip of stages: the layer in the contract's order, each stage with what its tensors came to, the first
+//! divergence named and what follows from it told apart from faults of its own.
 
 use goldens::report::{CaseReport, TensorReport, Verdict};
 use maud::{Markup, html};

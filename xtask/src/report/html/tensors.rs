@@ -137,7 +137,8 @@ fn elements(tensor: &TensorReport) -> Markup {
                     caption { (caption) }
                     thead { tr {
                         th scope="col" { "index" } th.number scope="col" { "device" } th scope="col" { "bits" }
-                        th.number scope="col" { "contract" } th scope="col" { "bits" } th.number scope="col" { "ULPs apart" }
+                        th.number scope="col" { "contract" } th scope="col" { "bits" }
+                        th.number scope="col" { "ULPs apart" }
                     } }
                     tbody {
                         @for element in elements {

@@ -1,4 +1,5 @@
-//! The tokens of a run: a strip of rows by steps, each step with its verdict and its margin, then the steps worth a look.
+//! The tokens of a run: a strip of rows by steps, each step with its verdict and its margin, then the steps worth a
+//! look.
 
 use std::collections::BTreeMap;
 
@@ -45,8 +46,8 @@ pub fn section(case: &CaseReport) -> Markup {
             figcaption {
                 strong { "row by step" } " "
                 span.quiet {
-                    "(below each step its margin, from 0.0001 to 10 on a logarithmic scale; the line across it is how large a "
-                    "margin permitted freedoms can turn round: a bar that stays below it could have gone either way)"
+                    "(below each step its margin, from 0.0001 to 10 on a logarithmic scale; the line across it is how "
+                    "large a margin permitted freedoms can turn round: a bar that stays below it could have gone either way)"
                 }
             }
             (scrolling("Row by step", strip(&case.steps)))
