@@ -20,7 +20,7 @@ use crate::report::{CaseReport, Check, GateReport, PolicyReport, TensorReport, V
 use crate::rules::Rules;
 use crate::tally::Comparison;
 use crate::unforced::{reads, touched};
-use crate::{checks, notes, runs, unforced};
+use crate::{checks, maps, notes, runs, unforced};
 
 /// Default false-alarm probability of a whole run.
 pub const FALSE_ALARM: f64 = 1e-6;
@@ -42,13 +42,15 @@ pub struct Job<'a> {
     pub explain: bool,
     /// What is kept between several devices that ran one case.
     pub memo: Option<&'a Memo>,
+    /// Whether the report says where marks lie ([`TensorReport::map`]).
+    pub maps: bool,
 }
 
 impl<'a> Job<'a> {
     /// Everything that was captured, at the default false-alarm probability, without a search for causes.
     #[must_use]
     pub fn new(bundle: &'a Bundle, inputs: &'a Inputs, policy: &'a PolicyRequest) -> Self {
-        Self { bundle, inputs, policy, only: None, false_alarm: FALSE_ALARM, explain: false, memo: None }
+        Self { bundle, inputs, policy, only: None, false_alarm: FALSE_ALARM, explain: false, memo: None, maps: false }
     }
 }
 
@@ -383,7 +385,9 @@ fn report(job: &Job<'_>, inputs: &LayerInputs<'_>, evidence: &Evidence, walk: &W
     let case = &job.bundle.case;
     let mut tensors: Vec<(TensorId, TensorReport)> = Vec::new();
     for comparison in &walk.comparisons {
-        tensors.push((comparison.id, comparison.report(inputs, evidence.cache(comparison.id))));
+        let cache = evidence.cache(comparison.id);
+        let map = job.maps.then(|| Box::new(maps::of(comparison, inputs, cache)));
+        tensors.push((comparison.id, TensorReport { map, ..comparison.report(inputs, cache) }));
     }
     for (&id, found) in &evidence.wrong_dtype {
         tensors.push((id, checks::wrong_dtype(id, found)));

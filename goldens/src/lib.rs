@@ -14,6 +14,7 @@ mod compare;
 mod coverage;
 mod evidence;
 mod judge;
+pub mod maps;
 pub mod mutant;
 mod notes;
 mod only;

@@ -3,6 +3,8 @@
 
 use serde::{Serialize, Serializer};
 
+use crate::maps::TensorMap;
+
 /// The word that a case, a check or a tensor ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -269,6 +271,9 @@ pub struct TensorReport {
     pub pages_failing: Vec<usize>,
     /// What the drift looks like, in words, most specific first.
     pub notes: Vec<String>,
+    /// Where its marks lie, when that was asked for; no part of the JSON.
+    #[serde(skip)]
+    pub map: Option<Box<TensorMap>>,
 }
 
 impl TensorReport {
@@ -294,6 +299,7 @@ impl TensorReport {
             heads_failing: Vec::new(),
             pages_failing: Vec::new(),
             notes: Vec::new(),
+            map: None,
         }
     }
 }

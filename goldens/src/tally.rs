@@ -128,6 +128,7 @@ impl Comparison {
             heads_failing: heads.into_iter().collect(),
             pages_failing: pages.into_iter().collect(),
             notes: self.notes.clone(),
+            map: None,
         }
     }
 

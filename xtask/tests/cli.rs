@@ -84,6 +84,56 @@ fn reports_are_written_beside_standard_output() {
 }
 
 #[test]
+fn report_files_replace_no_input() {
+    let dir = with_case();
+    let captures = dir.path().join("a/captures.safetensors");
+    fs::write(&captures, "no captures").unwrap();
+    fs::write(dir.path().join("policy.yaml"), "{out: rne}\n").unwrap();
+    let case = fs::read(dir.path().join("a/case.yaml")).unwrap();
+    for flag in ["--junit", "--html"] {
+        for file in ["a/case.yaml", "a/../a/captures.safetensors", "policy.yaml"] {
+            let run = assay(&["gate", "a", "--policy", "policy.yaml", flag, file], dir.path());
+            assert_eq!(code(&run), 2, "{flag} {file}");
+            let said = stderr(&run);
+            assert!(said.contains(flag) && said.contains("is an input of this run"), "{said}");
+        }
+    }
+    assert_eq!(fs::read(dir.path().join("a/case.yaml")).unwrap(), case);
+    assert_eq!(fs::read_to_string(&captures).unwrap(), "no captures");
+    assert_eq!(fs::read_to_string(dir.path().join("policy.yaml")).unwrap(), "{out: rne}\n");
+    fs::remove_file(&captures).unwrap();
+
+    let wrong: [(&[&str], &str); 3] = [
+        (&["--html", "no/such/r.html"], "no/such is not a directory"),
+        (&["--html", "a"], "--html: is a directory"),
+        (&["--junit", "r.out", "--html", "./r.out"], "is the file of --junit too"),
+    ];
+    for (flags, words) in wrong {
+        let run = assay(&[&["gate", "a"], flags].concat(), dir.path());
+        assert_eq!(code(&run), 2, "{flags:?}");
+        assert!(stderr(&run).contains(words), "{}", stderr(&run));
+        assert!(run.stdout.is_empty());
+    }
+    assert!(!dir.path().join("r.out").exists());
+}
+
+#[test]
+fn a_page_is_written_beside_standard_output() {
+    let dir = with_case();
+    let run = assay(&["gate", "a", "--format", "json", "--html", "r.html"], dir.path());
+    assert_eq!(code(&run), 125);
+    let page = fs::read_to_string(dir.path().join("r.html")).unwrap();
+    for words in ["<!DOCTYPE html>", "UNJUDGED", "the bundle holds no captures", "contexts", "assay", "--html r.html"] {
+        assert!(page.contains(words), "{words}: {page}");
+    }
+    // A page of an earlier run must not outlive a refused one.
+    let run = assay(&["gate", "nowhere", "--html", "r.html"], dir.path());
+    assert_eq!(code(&run), 2);
+    let page = fs::read_to_string(dir.path().join("r.html")).unwrap();
+    assert!(page.contains("Refused") && page.contains("nowhere"), "{page}");
+}
+
+#[test]
 fn wrong_requests_end_with_2_and_say_so_in_the_format_asked_for() {
     let dir = with_case();
     let cases: [(&[&str], &str); 14] = [

@@ -6,6 +6,7 @@ use half::bf16;
 use reference::DType;
 
 use crate::Mark;
+use crate::maps::{Grid, TensorMap};
 use crate::report::{Element, Number, TensorReport, Verdict};
 use crate::tally::ulps;
 
@@ -21,6 +22,8 @@ pub struct Findings {
     pages: BTreeSet<usize>,
     /// Elements of each mark, the worst first; drift, ties and flips.
     worst: [Vec<(f64, Element)>; 3],
+    /// Where its marks lie, when that was asked for.
+    map: Option<TensorMap>,
 }
 
 /// One element of both sides.
@@ -71,6 +74,13 @@ impl Pair {
         }
     }
 
+    /// Units in the last place between them; the same bits are none apart, whatever they stand for.
+    fn distance(&self) -> Option<u64> {
+        let Of::Numbers(dtype, [device, reference]) = self.of else { return None };
+        let finite = self.device.is_finite() && self.reference.is_finite();
+        (finite || device == reference).then(|| ulps(dtype, device, reference))
+    }
+
     fn difference(&self) -> f64 {
         let difference = (self.device - self.reference).abs();
         if difference.is_finite() { difference } else { f64::INFINITY }
@@ -108,7 +118,19 @@ impl Findings {
             heads: BTreeSet::new(),
             pages: BTreeSet::new(),
             worst: Default::default(),
+            map: None,
         }
+    }
+
+    /// Tells where its marks lie as well, over these axes; elements come with their places through [`Self::place`].
+    pub fn mapped(self, grids: Option<Vec<Grid>>) -> Self {
+        Self { map: grids.map(|grids| TensorMap { grids, ..TensorMap::default() }), ..self }
+    }
+
+    /// Says where an element lies in each of the maps.
+    pub fn place(&mut self, mark: Mark, places: &[[usize; 2]]) {
+        let grids = self.map.iter_mut().flat_map(|map| &mut map.grids);
+        grids.zip(places).for_each(|(grid, &[down, across])| grid.add(down, across, mark));
     }
 
     /// Counts one element of batch row `row`.
@@ -116,6 +138,9 @@ impl Findings {
         let report = &mut self.report;
         report.elements += 1;
         report.nonfinite += u64::from(!pair.device.is_finite());
+        if let Some(map) = &mut self.map {
+            map.distances.add(mark, pair.distance());
+        }
         let kind = match mark {
             Mark::Skipped => {
                 report.elements -= 1;
@@ -182,6 +207,7 @@ impl Findings {
         report.rows_failing = self.rows.into_iter().collect();
         report.heads_failing = self.heads.into_iter().collect();
         report.pages_failing = self.pages.into_iter().collect();
+        report.map = self.map.map(Box::new);
         self.report
     }
 }

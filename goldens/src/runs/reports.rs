@@ -16,6 +16,7 @@ use super::history::History;
 use super::layers::Behind;
 use super::steps;
 use crate::Mark;
+use crate::maps::{Axis, Grid, MOST_ACROSS, MOST_DOWN};
 use crate::report::TensorReport;
 
 /// The last layer's states, by phase.
@@ -44,7 +45,7 @@ impl Run<'_> {
         let Some(cache) = &self.caches[usize::from(values)] else { return Vec::new() };
         let plan = self.plan;
         let dim = plan.geometry.head_dim;
-        let mut findings = Findings::new(id.name(), plan.layers == 1);
+        let mut findings = Findings::new(id.name(), plan.layers == 1).mapped(self.cache_grids());
         let mut unchanged = BTreeSet::new();
         let mut add = |layer: usize, index: usize, reference: ArrayView1<'_, bf16>, mark: &dyn Fn(usize) -> Mark| {
             let place = plan.places[index];
@@ -68,8 +69,10 @@ impl Run<'_> {
                         place.row,
                         at,
                     );
+                    let slot = plan.slot(place);
+                    findings.place(mark, &[[layer, place.position], [place.row, kv_head], [slot / PAGE, slot % PAGE]]);
                     if mark == Mark::Drift {
-                        findings.drifts_at(Some(kv_head), Some(plan.slot(place) / PAGE));
+                        findings.drifts_at(Some(kv_head), Some(slot / PAGE));
                     }
                 }
             }
@@ -189,7 +192,7 @@ impl Run<'_> {
                 reports.extend(self.uncompared_states(phase == 1, certain));
                 continue;
             };
-            let mut findings = Findings::new(name, false);
+            let mut findings = Findings::new(name, false).mapped(self.state_grids());
             for (n, &index) in behind.indices.iter().enumerate() {
                 let (place, Some(device)) = (self.plan.places[index], self.state_at(index)) else { continue };
                 for (column, &device) in device.iter().enumerate() {
@@ -199,6 +202,7 @@ impl Run<'_> {
                         Some(step) => vec![step, place.row, column],
                         None => vec![self.plan.prompt_index(place), column],
                     });
+                    findings.place(mark, &[[place.row, place.position], [place.row, column]]);
                 }
             }
             judged.notes.iter().for_each(|note| findings.note(note.clone()));
@@ -213,6 +217,38 @@ impl Run<'_> {
             reports.push(findings.finish());
         }
         reports
+    }
+
+    /// Axes of a cache's maps: layer by position, row by head, page by slot.
+    fn cache_grids(&self) -> Option<Vec<Grid>> {
+        let (plan, rows) = (self.plan, self.row_axis()?);
+        let mut pages: Vec<usize> = plan.places.iter().map(|&place| plan.slot(place) / PAGE).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        let heads = Axis::whole("head", plan.geometry.num_key_value_heads, MOST_ACROSS);
+        let slots = Axis::whole("slot of the page", PAGE, MOST_ACROSS);
+        Some(vec![
+            Grid::new(Axis::whole("layer", plan.layers, MOST_DOWN), self.position_axis()),
+            Grid::new(rows, heads),
+            Grid::new(Axis::listed("page", &pages, MOST_DOWN), slots),
+        ])
+    }
+
+    /// Axes of the maps of states: row by position, row by column.
+    fn state_grids(&self) -> Option<Vec<Grid>> {
+        let rows = self.row_axis()?;
+        let columns = Axis::whole("column", self.plan.geometry.hidden_size, MOST_ACROSS);
+        Some(vec![Grid::new(rows.clone(), self.position_axis()), Grid::new(rows, columns)])
+    }
+
+    /// Rows, when maps are asked for.
+    fn row_axis(&self) -> Option<Axis> {
+        self.job.maps.then(|| Axis::whole("batch row", self.plan.rows(), MOST_DOWN))
+    }
+
+    fn position_axis(&self) -> Axis {
+        let positions = self.plan.places.iter().map(|place| place.position + 1).max().unwrap_or(0);
+        Axis::whole("position", positions, MOST_ACROSS)
     }
 
     /// The report on states that were captured and that nothing can be compared with.

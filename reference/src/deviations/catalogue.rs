@@ -356,7 +356,7 @@ fn caches() -> Vec<Deviation> {
                 let (other, id, site) =
                     if keys { ("write_v", T::KRows, Site::KCache) } else { ("rope_k", T::VRows, Site::VCache) };
                 let Some(stage) = STAGES.iter().find(|stage| stage.name == other) else { return Vec::new() };
-                let outputs = (stage.run)(call.context, call.trace);
+                let outputs = (stage.run)(&call.context.keeping_wide(), call.trace);
                 let wide = outputs.into_iter().find_map(|output| output.wide).unwrap_or_default();
                 narrowed(call.context, id, site, wide)
             })

@@ -73,7 +73,7 @@ pub fn reading(id: TensorId, other: fn(&Call<'_, '_, '_>) -> Tensor) -> Change {
 /// The stage's results, edited.
 pub fn edited(edit: fn(&Call<'_, '_, '_>, &mut Output)) -> Change {
     Box::new(move |call| {
-        let mut outputs = call.run();
+        let mut outputs = call.run_wide();
         outputs.iter_mut().for_each(|output| edit(call, output));
         outputs
     })

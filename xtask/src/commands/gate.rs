@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use cases::{InputStore, Inputs, PolicyRequest, Suite};
+use cases::{Case, InputStore, Inputs, PolicyRequest, Suite};
 use clap::{Args, ValueEnum};
 use device::Bundle;
 use goldens::report::{CaseReport, GateReport};
@@ -38,6 +38,9 @@ pub struct Gate {
     /// Also write a JUnit report to this file
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
+    /// Also write a report to look at to this file: one HTML page that needs nothing else
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Threads to use; results do not depend on it
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<NonZeroUsize>,
@@ -72,11 +75,16 @@ impl Gate {
     /// # Errors
     /// The first thing about the request or an input that is wrong; no report has been printed then.
     pub fn run(&self) -> Result<Code, Refusal> {
-        let outcome = self.judge_all();
-        let report = outcome.as_ref().map_or_else(|refusal| refused(&refusal.to_string()), Clone::clone);
-        let written = self.write_reports(&report);
+        self.check_outputs()?;
+        let files = self.cases();
+        self.check_inputs_stay(files.as_deref().unwrap_or_default())?;
+        let outcome = files.and_then(|files| self.judge_all(&files));
+        let written = match &outcome {
+            Ok((report, cases)) => self.write_reports(report, cases),
+            Err(refusal) => self.write_reports(&refused(&refusal.to_string()), &[]),
+        };
         // A refused request has a more useful story to tell than its report files.
-        let report = outcome?;
+        let (report, _) = outcome?;
         // Standard output holds a report or the reason why there is none, for programs one of the two.
         if self.format == Format::Json {
             written?;
@@ -92,13 +100,17 @@ impl Gate {
         Ok(report.verdict.into())
     }
 
-    /// The JUnit file, and the step summary where GitHub asks for one.
-    fn write_reports(&self, report: &GateReport) -> Result<(), Refusal> {
-        if let Some(path) = &self.junit {
-            report::junit::render(report)
-                .and_then(|text| device::write_atomically(path, text.as_bytes()))
-                .map_err(|error| Refusal::Write { path: path.clone(), error })?;
-        }
+    /// The JUnit file, the HTML page, and the step summary where GitHub asks for one.
+    fn write_reports(&self, report: &GateReport, cases: &[Case]) -> Result<(), Refusal> {
+        let write = |path: &PathBuf, text: std::io::Result<String>| {
+            text.and_then(|text| device::write_atomically(path, text.as_bytes()))
+                .map_err(|error| Refusal::Write { path: path.clone(), error })
+        };
+        let page = report::html::Page { report, cases, run: &self.facts() };
+        let junit = self.junit.as_ref().map_or(Ok(()), |path| write(path, report::junit::render(report)));
+        let html = self.html.as_ref().map_or(Ok(()), |path| write(path, Ok(report::html::render(&page))));
+        // One that cannot be written is no reason not to write the other.
+        junit.and(html)?;
         let summary = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty());
         match summary.filter(|_| self.format == Format::Github) {
             Some(path) => append(Path::new(&path), &report::github::render(report)),
@@ -106,28 +118,65 @@ impl Gate {
         }
     }
 
+    /// What a reader of the page needs in order to run it again.
+    fn facts(&self) -> report::html::Facts {
+        let kernels = reference::kernels::kernels();
+        report::html::Facts {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernels: kernels.name().to_owned(),
+            false_alarm: self.false_alarm,
+            command: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+        }
+    }
+
+    /// The files that are asked for besides standard output, each with its flag.
+    fn outputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let outputs = [("--junit", self.junit.as_deref()), ("--html", self.html.as_deref())];
+        outputs.into_iter().filter_map(|(flag, path)| Some((flag, path?)))
+    }
+
     /// A report that cannot be written is better known before the work than after it.
-    fn check_junit(&self) -> Result<(), Refusal> {
-        match self.junit.as_deref().and_then(Path::parent) {
-            Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
-                Err(Refusal::Request(format!("--junit: {} is not a directory; make it first", folder.display())))
+    fn check_outputs(&self) -> Result<(), Refusal> {
+        for (flag, path) in self.outputs() {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                return Err(Refusal::Request(format!(
+                    "{flag}: {} is not a directory; make it first",
+                    folder.display()
+                )));
             }
-            _ if self.junit.as_deref().is_some_and(Path::is_dir) => {
-                Err(Refusal::Request("--junit: is a directory; name a file in it".into()))
+            if path.is_dir() || path.file_name().is_none() {
+                return Err(Refusal::Request(format!("{flag}: is a directory; name a file in it")));
+            }
+        }
+        let place = |path: &Path| {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            Some((folder.canonicalize().ok()?, path.file_name()?.to_owned()))
+        };
+        match (self.junit.as_deref(), self.html.as_deref()) {
+            (Some(junit), Some(html)) if place(junit).is_some() && place(junit) == place(html) => {
+                Err(Refusal::Request(format!("--html: {} is the file of --junit too; name two", html.display())))
             }
             _ => Ok(()),
         }
     }
 
-    /// A report must not replace what it reports on.
-    fn check_junit_is_no_input(&self, bundles: &[Bundle]) -> Result<(), Refusal> {
-        let Some(junit) = self.junit.as_deref().and_then(|path| path.canonicalize().ok()) else { return Ok(()) };
-        let files = |bundle: &Bundle| [bundle.case.path.clone(), bundle.dir.join(device::CAPTURES_FILE)];
-        let same = |file: &PathBuf| file.canonicalize().is_ok_and(|file| file == junit);
-        match bundles.iter().flat_map(files).find(same) {
-            Some(file) => Err(Refusal::Request(format!("--junit: {} is an input of this run", file.display()))),
-            None => Ok(()),
+    /// A report must not replace what it reports on, nor may the report of a refusal.
+    fn check_inputs_stay(&self, files: &[PathBuf]) -> Result<(), Refusal> {
+        let named = [&self.policy, &self.suite].into_iter().flatten().map(PathBuf::from);
+        let of_case = |file: &PathBuf| {
+            let dir = file.parent().unwrap_or(Path::new(""));
+            [file.clone(), dir.join(device::CAPTURES_FILE)]
+        };
+        let inputs: Vec<PathBuf> =
+            named.chain(self.paths.iter().cloned()).chain(files.iter().flat_map(of_case)).collect();
+        for (flag, output) in self.outputs() {
+            let Ok(output) = output.canonicalize() else { continue };
+            if let Some(file) = inputs.iter().find(|file| file.canonicalize().is_ok_and(|file| file == output)) {
+                return Err(Refusal::Request(format!("{flag}: {} is an input of this run", file.display())));
+            }
         }
+        Ok(())
     }
 
     /// Threads asked for.
@@ -135,14 +184,11 @@ impl Gate {
         self.threads
     }
 
-    fn judge_all(&self) -> Result<GateReport, Refusal> {
-        self.check_junit()?;
+    fn judge_all(&self, files: &[PathBuf]) -> Result<(GateReport, Vec<Case>), Refusal> {
         let policy = self.policy.as_deref().map(PolicyRequest::from_flag).transpose()?;
         let only = self.tensors.as_deref().map(only).transpose()?;
-        let paths = self.cases()?;
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
-        let bundles = paths.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
-        self.check_junit_is_no_input(&bundles)?;
+        let bundles = files.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
         let (store, bar) = (InputStore::new(), Bar::new(bundles.len()));
         let mut reports = Vec::new();
         for bundle in &bundles {
@@ -150,7 +196,7 @@ impl Gate {
             bar.done();
         }
         repeatability(&bundles, &mut reports);
-        Ok(GateReport::new(reports))
+        Ok((GateReport::new(reports), bundles.into_iter().map(|bundle| bundle.case).collect()))
     }
 
     fn judge_one(

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod bisect;
 pub mod github;
+pub mod html;
 pub mod human;
 pub mod json;
 pub mod junit;

@@ -91,7 +91,7 @@ pub fn element(element: &Element) -> String {
 }
 
 /// The number itself of an id or a cache row, whose bits have sixteen digits: an FP32 number need not hold it.
-fn integer(bits: &str) -> Option<i64> {
+pub fn integer(bits: &str) -> Option<i64> {
     let digits = bits.strip_prefix("0x").filter(|digits| digits.len() == 16)?;
     u64::from_str_radix(digits, 16).ok().map(u64::cast_signed)
 }

@@ -15,7 +15,7 @@ fn cause(description: &str) -> Cause {
     Cause { id, site, description: description.to_owned(), confidence: 0.987 }
 }
 
-fn tensor(name: &str, elements: u64) -> TensorReport {
+pub(super) fn tensor(name: &str, elements: u64) -> TensorReport {
     TensorReport {
         name: name.into(),
         verdict: Verdict::Pass,
@@ -30,18 +30,20 @@ fn tensor(name: &str, elements: u64) -> TensorReport {
         exactly_half: 0,
         worst: None,
         worst_elements: vec![],
+        first: None,
         rows_failing: vec![],
         heads_failing: vec![],
         pages_failing: vec![],
         notes: vec![],
+        map: None,
     }
 }
 
-fn check(name: &str, verdict: Verdict, detail: &str) -> Check {
+pub(super) fn check(name: &str, verdict: Verdict, detail: &str) -> Check {
     Check { name: name.into(), verdict, detail: detail.into() }
 }
 
-fn element(index: &[usize], device: (f64, u32), reference: (f64, u32), ulps: Option<u64>) -> Element {
+pub(super) fn element(index: &[usize], device: (f64, u32), reference: (f64, u32), ulps: Option<u64>) -> Element {
     Element {
         index: index.to_vec(),
         device: Number(device.0),
@@ -62,7 +64,7 @@ fn policy() -> PolicyReport {
     }
 }
 
-fn passing() -> CaseReport {
+pub(super) fn passing() -> CaseReport {
     let explained =
         TensorReport { exact: 40_950, explained: 10, explained_flips: 8, explained_ties: 2, ..tensor("out", 40_960) };
     CaseReport {
@@ -90,7 +92,7 @@ fn passing() -> CaseReport {
     }
 }
 
-fn failing() -> CaseReport {
+pub(super) fn failing() -> CaseReport {
     let worst = element(&[1, 77], (0.5, 0x3f00), (0.25, 0x3e80), Some(128));
     let attn = TensorReport {
         verdict: Verdict::Fail,
@@ -139,7 +141,7 @@ fn failing() -> CaseReport {
 }
 
 /// Nothing drifts, but ties went by a rule that was not asked for.
-fn ties() -> CaseReport {
+pub(super) fn ties() -> CaseReport {
     let note = "out: 4076 of 8197 ties went away from zero, where ties to even was asked for";
     let out = TensorReport {
         verdict: Verdict::Fail,
@@ -161,7 +163,7 @@ fn ties() -> CaseReport {
     }
 }
 
-fn nan() -> CaseReport {
+pub(super) fn nan() -> CaseReport {
     let worst = element(&[9, 100], (f64::NAN, 0x7fc0), (f64::NEG_INFINITY, 0xff80), None);
     let out = TensorReport {
         verdict: Verdict::Fail,
@@ -186,7 +188,7 @@ fn nan() -> CaseReport {
     }
 }
 
-fn unjudged() -> CaseReport {
+pub(super) fn unjudged() -> CaseReport {
     CaseReport {
         name: "mini/no-captures".into(),
         verdict: Verdict::Unjudged,
@@ -199,7 +201,7 @@ fn unjudged() -> CaseReport {
 }
 
 /// Names and texts that would end a cell, a tag, a line or an attribute.
-fn hostile() -> CaseReport {
+pub(super) fn hostile() -> CaseReport {
     let text = "a|b <b>&amp; \"q\" `c` *d* [l](u) ]]> \u{1b}[31m\u{0}\u{202e}x\ny\u{ffff}";
     CaseReport {
         name: text.into(),
@@ -218,7 +220,7 @@ fn hostile() -> CaseReport {
     }
 }
 
-fn tokens() -> CaseReport {
+pub(super) fn tokens() -> CaseReport {
     let step = |step, device, reference, margin: f64, verdict, note: Option<&str>| TokenStep {
         row: 1,
         step,
