@@ -29,6 +29,7 @@ pub use bits::{Bf16Comparison, compare_bf16};
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
 pub use only::{Only, TokenTensor};
 pub use repeat::repeatability;
+pub use runs::layerwise;
 
 /// How one element compares with the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
