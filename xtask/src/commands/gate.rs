@@ -211,7 +211,8 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
     }
 }
 
-fn probability(text: &str) -> Result<f64, String> {
+/// A false-alarm probability.
+pub fn probability(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value < 1.0 => Ok(value),
         _ => Err("expected a probability between 0 and 1, both excluded".into()),

@@ -5,6 +5,7 @@ pub mod github;
 pub mod human;
 pub mod json;
 pub mod junit;
+pub mod layers;
 pub mod summary;
 pub mod text;
 pub mod tokens;

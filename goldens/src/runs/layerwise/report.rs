@@ -1,4 +1,4 @@
-//! What was found, as plain data (`docs/bisect.md`).
+//! What was found, as plain data (`docs/bisect-layer.md`).
 
 use device::Moment;
 use serde::{Serialize, Serializer};
