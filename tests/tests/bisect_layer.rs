@@ -39,7 +39,7 @@ fn faulty(fault: Fault, inputs: &LayerInputs<'_>, policy: &Policy) -> Trace {
     match fault {
         Fault::Rotated => {
             let [cos, sin] = [inputs.rope_cos, inputs.rope_sin].map(|table| table.slice_move(s![1.., ..]));
-            run_layer(&LayerInputs { rope_cos: cos, rope_sin: sin, ..inputs.clone() }, policy)
+            run_layer(&LayerInputs { rope_cos: cos, rope_sin: sin, ..*inputs }, policy)
         }
         Fault::Truncated => {
             let sites = Site::ALL.into_iter().filter(|site| !site.is_int8());
@@ -47,7 +47,7 @@ fn faulty(fault: Fault, inputs: &LayerInputs<'_>, policy: &Policy) -> Trace {
         }
         Fault::HeadOfZeros | Fault::Doubled => {
             let dim = inputs.geometry.head_dim;
-            let mut device = Device::new(inputs.clone(), run_layer(inputs, policy), policy.clone());
+            let mut device = Device::new(*inputs, run_layer(inputs, policy), policy.clone());
             device.map(TensorId::AttnOut, |_, column, x| match fault {
                 Fault::Doubled => 2.0 * x,
                 _ if column / dim == 1 => 0.0,
@@ -273,7 +273,7 @@ fn right_devices_are_never_accused() {
             _ => Policy::rne().under(Freedom::Sampled { seed: 2000 + seed }),
         };
         let run = device(seed, &policy, &[]);
-        let sparse = some(&run, |layer, moment| (layer + seed as usize) % 3 == 0 && moment != Moment::Step(1));
+        let sparse = some(&run, |layer, moment| (layer + seed as usize).is_multiple_of(3) && moment != Moment::Step(1));
         for (shown, states) in [(Shown::All, &run.states), (Shown::Caches, &sparse), (Shown::Tokens, &run.states)] {
             let report = bisect(&run, shown, states, None, None).unwrap();
             assert_eq!(report.outcome, Outcome::NoDrift, "{seed} {policy:?}: {:#?}", report.drift);

@@ -183,7 +183,8 @@ fn answer(
         report.remarks.append(&mut search.remarks);
         (report.fetched, report.fetches_expected) = (search.fetched, Some(search.expected));
         match found {
-            Found::Drift(confirmed, found) => {
+            Found::Drift(found) => {
+                let (confirmed, found) = *found;
                 outcome = Outcome::Located;
                 report.count(&confirmed);
                 drift = Some(found);

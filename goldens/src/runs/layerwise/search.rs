@@ -36,7 +36,7 @@ pub enum FetchError {
 /// What a search came to.
 pub(super) enum Found {
     /// Drift, confirmed from the device's own state.
-    Drift(Looked, Drift),
+    Drift(Box<(Looked, Drift)>),
     /// The end that should be bad is right.
     EndIsRight(Moment),
     /// No layer of the step drifts by itself.
@@ -94,7 +94,7 @@ impl Search<'_, '_, '_> {
             }
         }
         if let Some(found) = self.confirm(high, moment)? {
-            return Ok(Found::Drift(found.0, found.1));
+            return Ok(Found::Drift(Box::new(found)));
         }
         self.remarks.push(format!(
             "the search lost the fault: {} differs from a run from the start, but layer {high} is right for the device's \
@@ -102,8 +102,8 @@ impl Search<'_, '_, '_> {
             state_name(high, moment)
         ));
         for layer in (0..high).rev().chain(high + 1..=last) {
-            if let Some((looked, drift)) = self.confirm(layer, moment)? {
-                return Ok(Found::Drift(looked, drift));
+            if let Some(found) = self.confirm(layer, moment)? {
+                return Ok(Found::Drift(Box::new(found)));
             }
         }
         Ok(Found::Lost(moment, high))

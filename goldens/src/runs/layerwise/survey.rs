@@ -249,13 +249,14 @@ impl Survey<'_, '_, '_> {
                 .map(|seed| {
                     let freedom = if gain == 1 { Freedom::Sampled { seed } } else { Freedom::Enlarged { seed, gain } };
                     let layers = self.nominal(&policy.clone().under(freedom))?;
-                    let of = |(target, ((values, _), units)): (&Target, (&(Array2<bf16>, _), &Vec<Vec<f64>>))| {
+                    let each = targets.iter().zip(values).zip(&units);
+                    let of = each.map(|((target, (values, _)), units)| {
                         let Some(walked) = self.walked(&layers, target) else { return Vec::new() };
                         let sampled = tensor(walked, target.what);
                         let rows = target.rows.iter().enumerate();
                         rows.map(|(n, &row)| measure(sampled.row(row), values.row(n), &units[n])).collect()
-                    };
-                    Ok(targets.iter().zip(values.iter().zip(&units)).map(of).collect())
+                    });
+                    Ok(of.collect())
                 })
                 .collect::<Result<_, ModelError>>()?;
             // In the order of their seeds, whatever ran first.
