@@ -153,6 +153,21 @@ pub enum CaptureFault {
     Count { key: &'static str, value: String },
     #[error("`{tensor}` has the wrong element type ({found}) and holds no values that could be written")]
     Unwritable { tensor: String, found: String },
+    #[error(
+        "unknown tensor `{tensor}`; layer states are named `layer_hidden.LAYER.STEP`, `layer_hidden.LAYER.prefill`, or \
+         `layer_hidden.LAYER` for all decode steps"
+    )]
+    UnknownState { tensor: String },
+    #[error("tensor `{tensor}` is of layer {layer}, but the run has layers 0 to {}", layers.saturating_sub(1))]
+    StateLayer { tensor: String, layer: usize, layers: usize },
+    #[error("tensor `{tensor}` is of decode step {step}, but the run has {steps}, counted from 0")]
+    StateStep { tensor: String, step: usize, steps: usize },
+    #[error("tensor `{tensor}` has element type {found}, expected BF16; states are never converted")]
+    StateType { tensor: String, found: String },
+    #[error("tensor `{tensor}` holds `{state}`, which {other} holds too; leave one of them out")]
+    StateTwice { tensor: String, state: String, other: String },
+    #[error("holds {found} files named *.safetensors; a directory of layer states has 1 to {most}")]
+    StateFiles { found: usize, most: usize },
 }
 
 impl Captures {
@@ -355,7 +370,7 @@ macro_rules! element {
 element!(bf16, 2, BF16; f32, 4, F32; i8, 1, I8; i64, 8, I64;);
 
 /// The contract's name of an element type, or the format's where the contract has none.
-fn type_name(dtype: Dtype) -> String {
+pub(crate) fn type_name(dtype: Dtype) -> String {
     match dtype {
         Dtype::F32 => "FP32".into(),
         Dtype::I8 => "INT8".into(),

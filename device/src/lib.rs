@@ -7,6 +7,7 @@
 
 mod bundle;
 mod captures;
+mod states;
 mod write;
 
 pub use bundle::{Bundle, BundleError, CAPTURES_FILE};
@@ -14,4 +15,5 @@ pub use captures::{
     CaptureError, CaptureFault, Captured, CapturedTensor, Captures, Layout, TokenCaptures, WrittenRows,
 };
 pub use cases::{create_atomically, write_atomically};
+pub use states::{LayerStates, Moment, StateSizes, state_name, write_layer_states};
 pub use write::write_captures;

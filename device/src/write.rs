@@ -24,7 +24,7 @@ pub fn write_captures(path: &Path, captures: &Captures) -> Result<(), CaptureErr
 
 /// Tensors on their way to a file.
 #[derive(Default)]
-struct Sink(Vec<(String, Dtype, Vec<usize>, Vec<u8>)>);
+pub(crate) struct Sink(Vec<(String, Dtype, Vec<usize>, Vec<u8>)>);
 
 impl Sink {
     fn add<T: Element, D: Dimension>(
@@ -43,11 +43,16 @@ impl Sink {
         }
     }
 
-    fn values<T: Element, D: Dimension>(&mut self, name: &str, values: &Array<T, D>) {
+    pub(crate) fn values<T: Element, D: Dimension>(&mut self, name: &str, values: &Array<T, D>) {
         let mut bytes = Vec::with_capacity(values.len() * size_of::<T>());
         // Iteration is in logical order, so a transposed or strided array is written as it reads.
         values.iter().for_each(|value| value.encode(&mut bytes));
         self.0.push((name.into(), T::DTYPE, values.shape().to_vec(), bytes));
+    }
+
+    /// The bytes of the file.
+    pub(crate) fn assemble(self, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, CaptureFault> {
+        assemble(self, metadata)
     }
 }
 
@@ -79,7 +84,7 @@ fn serialize(captures: &Captures) -> Result<Vec<u8>, CaptureFault> {
     tokens.top2_logits.iter().try_for_each(|captured| sink.add("top2_logits", captured))?;
     tokens.prefill_hidden.iter().try_for_each(|captured| sink.add("prefill_hidden", captured))?;
     tokens.decode_hidden.iter().try_for_each(|captured| sink.add("decode_hidden", captured))?;
-    assemble(sink, &captures.metadata)
+    sink.assemble(&captures.metadata)
 }
 
 fn assemble(sink: Sink, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, CaptureFault> {

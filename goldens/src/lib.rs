@@ -35,6 +35,7 @@ pub use cause::Memo;
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
 pub use only::{Only, TokenTensor};
 pub use repeat::repeatability;
+pub use runs::layerwise;
 
 /// How one element compares with the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,4 +19,4 @@ pub mod written;
 pub use bench::{Bench, Visible, small, with_recipe};
 pub use device::{Device, Token, borrowed};
 pub use program::assay;
-pub use run::{Habits, TokenRun, small_run, values, values_mut};
+pub use run::{Habits, TokenRun, deep_run, small_run, values, values_mut};

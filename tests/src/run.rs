@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use ::device::{Bundle, Captured, Captures, TokenCaptures};
+use ::device::{Bundle, Captured, Captures, LayerStates, Moment, TokenCaptures};
 use cases::{
     Case, GeneratedModel, Input, InputStore, Inputs, Kernel, Padding, PolicyRequest, Recipe, RecipeKind, TokensCase,
     new_case,
@@ -13,9 +13,11 @@ use goldens::{Job, Only, judge};
 use half::bf16;
 use ndarray::{Array2, Array3, ArrayView1, ArrayView2, Axis, s};
 use reference::head::{final_norm, lm_head};
-use reference::model::{PagedCache, Step, Weights, decode_layers};
+use reference::inputs::cache_row;
+use reference::model::{PagedCache, Weights};
 use reference::prefill::{Prompt, prefill};
-use reference::{BATCH, Batch, Geometry, LayerWeights, PAGE, Policy};
+use reference::stages::run_layer;
+use reference::{BATCH, Batch, Geometry, LayerInputs, LayerWeights, PAGE, Policy, TensorId, Trace};
 
 use crate::bench::small;
 use crate::written::{self, Rows};
@@ -29,6 +31,8 @@ pub struct TokenRun {
     pub inputs: Inputs,
     /// What the device gave.
     pub captures: Captures,
+    /// Its states after every layer.
+    pub states: LayerStates,
 }
 
 /// Changes batch and caches before a decode step.
@@ -36,6 +40,10 @@ pub type Before<'a> = dyn FnMut(usize, &mut Batch, &mut PagedCache) + 'a;
 
 /// The token of a row and step, from the greedy one.
 pub type Choose<'a> = dyn FnMut(usize, usize, usize) -> usize + 'a;
+
+/// Runs a layer of a decode step in a device's own way: the step, the layer, what it reads and the policy; `None` where it
+/// runs as it should.
+pub type Instead<'a> = dyn FnMut(usize, usize, &LayerInputs<'_>, &Policy) -> Option<Trace> + 'a;
 
 /// What a device does in its own way. The default is a right device.
 pub struct Habits<'a> {
@@ -47,13 +55,21 @@ pub struct Habits<'a> {
     pub before: Box<Before<'a>>,
     /// Chooses a token by its row and step and the greedy one.
     pub choose: Box<Choose<'a>>,
+    /// Runs a layer of a decode step in its own way.
+    pub instead: Box<Instead<'a>>,
 }
 
 /// A small model of three layers whose contexts cross a page: two prompts, of 130 and 5 tokens.
 #[must_use]
 pub fn small_run(seed: u64, lengths: &[usize], decode_steps: usize) -> Case {
+    deep_run(3, seed, lengths, decode_steps)
+}
+
+/// The same with any number of layers.
+#[must_use]
+pub fn deep_run(layers: usize, seed: u64, lengths: &[usize], decode_steps: usize) -> Case {
     let mut case = new_case(small()).unwrap();
-    case.geometry = Geometry { num_hidden_layers: 3, vocab_size: 200, real_vocab_size: 190, ..case.geometry };
+    case.geometry = Geometry { num_hidden_layers: layers, vocab_size: 200, real_vocab_size: 190, ..case.geometry };
     let blocks = (lengths.iter().max().unwrap() + decode_steps).div_ceil(PAGE);
     let prompt =
         |row: usize, length: usize| (0..length).map(|i| (seed as usize + 7 * row + i * i * 13) % 190).collect();
@@ -65,7 +81,7 @@ pub fn small_run(seed: u64, lengths: &[usize], decode_steps: usize) -> Case {
             .map(|row| (0..blocks).map(|block| (row * blocks + blocks - 1 - block) as i32).collect())
             .collect(),
     });
-    (case.layers, case.seed, case.max_seq) = (3, seed, blocks * PAGE);
+    (case.layers, case.seed, case.max_seq) = (layers, seed, blocks * PAGE);
     (case.pages, case.active_batch) = (blocks * lengths.len() + 1, lengths.len());
     case.padding = if lengths.len() == BATCH { Padding::Own } else { Padding::ReplicateRow0 };
     case.tensors.remove(&Input::HiddenStates);
@@ -109,7 +125,7 @@ impl TokenRun {
     pub fn recorded(name: &str) -> Self {
         let bundle = Bundle::open(&crate::Bench::path(name)).unwrap();
         let inputs = Inputs::generate(&bundle.case, &InputStore::new()).unwrap();
-        Self { case: bundle.case, inputs, captures: bundle.captures.unwrap() }
+        Self { case: bundle.case, inputs, captures: bundle.captures.unwrap(), states: LayerStates::default() }
     }
 
     /// A right device.
@@ -127,10 +143,11 @@ impl TokenRun {
             rotated_late: 0,
             before: Box::new(|_, _, _| ()),
             choose: Box::new(|_, _, greedy| greedy),
+            instead: Box::new(|_, _, _, _| None),
         };
         change(&mut habits);
-        let captures = run(&case, &inputs, policy, &mut habits);
-        Self { case, inputs, captures }
+        let (captures, states) = run(&case, &inputs, policy, &mut habits);
+        Self { case, inputs, captures, states }
     }
 
     /// The gate's report on some outputs of this run.
@@ -187,7 +204,7 @@ pub fn values_mut<T>(captured: &mut Option<Captured<T>>) -> &mut T {
     }
 }
 
-fn run(case: &Case, inputs: &Inputs, policy: &Policy, habits: &mut Habits<'_>) -> Captures {
+fn run(case: &Case, inputs: &Inputs, policy: &Policy, habits: &mut Habits<'_>) -> (Captures, LayerStates) {
     let Kernel::Tokens(tokens) = &case.kernel else { panic!("not a token run") };
     let (rows, decode_steps) = (tokens.prompts.len(), tokens.decode_steps);
     let model = Reordered(inputs.model().unwrap(), habits.layers.clone());
@@ -206,7 +223,11 @@ fn run(case: &Case, inputs: &Inputs, policy: &Policy, habits: &mut Habits<'_>) -
         .zip(&tokens.block_table)
         .map(|(tokens, pages)| Prompt { tokens, start: 0, pages })
         .collect();
-    let prefilled = prefill(&model, &prompts, cos, sin, policy, &mut cache, &mut |_, _| ()).unwrap();
+    let mut states = LayerStates::default();
+    let prefilled = prefill(&model, &prompts, cos, sin, policy, &mut cache, &mut |layer, trace| {
+        states.states.insert((layer, Moment::Prefill), trace.bf16(TensorId::Out).to_owned());
+    })
+    .unwrap();
     let mut ends = Vec::new();
     for prompt in &tokens.prompts {
         ends.push(ends.last().copied().unwrap_or(0) + prompt.len());
@@ -248,8 +269,12 @@ fn run(case: &Case, inputs: &Inputs, policy: &Policy, habits: &mut Habits<'_>) -
         (habits.before)(step, &mut batch, &mut cache);
         let late = habits.rotated_late;
         let (cos, sin) = (cos.slice(s![late.., ..]), sin.slice(s![late.., ..]));
-        let at = Step { batch: &batch, rope_cos: cos, rope_sin: sin, policy };
-        let done = decode_layers(&model, hidden, &at, &mut cache, &mut |_, _| ()).unwrap();
+        let done = decode(&model, hidden, &batch, [cos, sin], &mut cache, &mut |layer, inputs| {
+            let trace = (habits.instead)(step, layer, inputs, policy).unwrap_or_else(|| run_layer(inputs, policy));
+            let state = trace.bf16(TensorId::Out).slice(s![..rows, ..]).to_owned();
+            states.states.insert((layer, Moment::Step(step)), state);
+            trace
+        });
         state = done.slice(s![..rows, ..]).to_owned();
         decode_hidden.index_axis_mut(Axis(0), step).assign(&state);
     }
@@ -270,7 +295,39 @@ fn run(case: &Case, inputs: &Inputs, policy: &Policy, habits: &mut Habits<'_>) -
         }
         written::write(&rows, &geometry)
     };
-    Captures { k_written: Some(changed(false)), v_written: Some(changed(true)), tokens: out, ..Captures::default() }
+    let (k_written, v_written) = (Some(changed(false)), Some(changed(true)));
+    (Captures { k_written, v_written, tokens: out, ..Captures::default() }, states)
+}
+
+/// A decode step whose layers are run one by one; it writes the rows of active ones.
+fn decode(
+    model: &impl Weights,
+    mut hidden: Array2<bf16>,
+    batch: &Batch,
+    [rope_cos, rope_sin]: [ArrayView2<'_, f32>; 2],
+    cache: &mut PagedCache,
+    run: &mut dyn FnMut(usize, &LayerInputs<'_>) -> Trace,
+) -> Array2<bf16> {
+    let geometry = model.geometry();
+    for layer in 0..geometry.num_hidden_layers {
+        let trace = {
+            let hidden_states = hidden.view();
+            let (weights, cache) = (model.layer(layer).unwrap(), cache.layer(layer).unwrap());
+            run(layer, &LayerInputs { geometry, batch, hidden_states, weights, rope_cos, rope_sin, cache })
+        };
+        let [mut k, mut v] = cache.layer_mut(layer).unwrap();
+        let dim = geometry.head_dim;
+        for b in 0..batch.active {
+            for kv_head in 0..geometry.num_key_value_heads {
+                let row = cache_row(geometry, batch.slots[b], kv_head);
+                for (cache, id) in [(&mut k, TensorId::KRows), (&mut v, TensorId::VRows)] {
+                    cache.row_mut(row).assign(&trace.bf16(id).slice(s![b, kv_head * dim..(kv_head + 1) * dim]));
+                }
+            }
+        }
+        hidden = trace.bf16(TensorId::Out).to_owned();
+    }
+    hidden
 }
 
 /// Rows of each layer's caches.

@@ -139,12 +139,17 @@ impl<'a> Nominal<'a> {
 
     /// The last layer's output.
     pub fn last(states: &'a States) -> Self {
-        Self { values: &states.hidden, addends: states.addends.as_ref() }
+        Self::summed(&states.hidden, states.addends.as_ref())
+    }
+
+    /// A layer's output, with the magnitudes of the narrowed values that it is the sum of, where it is.
+    pub fn summed(values: &'a Array2<bf16>, addends: Option<&'a Array2<f32>>) -> Self {
+        Self { values, addends }
     }
 
     /// Units in which the elements of a row are measured: the BF16 spacing at an element's size, at the size of its row
     /// where the element is small, or of what it is the sum of.
-    fn units(&self, row: usize) -> Vec<f64> {
+    pub fn units(&self, row: usize) -> Vec<f64> {
         let spacing = |x: f64| if x > 0.0 && x.is_finite() { 2f64.powi(x.log2().floor() as i32 - 7) } else { 1.0 };
         let values = self.values.row(row);
         let squares: f64 = values.iter().map(|x| x.to_f64().powi(2)).sum();
@@ -166,8 +171,8 @@ fn distance(a: bf16, b: bf16, unit: f64) -> f64 {
     if difference.is_nan() { f64::INFINITY } else { difference / unit }
 }
 
-/// How a row differs from the nominal one.
-fn measure(row: ArrayView1<'_, bf16>, nominal: ArrayView1<'_, bf16>, units: &[f64]) -> Row {
+/// How a row differs from the nominal one, in units of `units`.
+pub fn measure(row: ArrayView1<'_, bf16>, nominal: ArrayView1<'_, bf16>, units: &[f64]) -> Row {
     let mut measured = Row { elements: row.len(), ..Row::default() };
     for ((&a, &b), &unit) in row.iter().zip(&nominal).zip(units) {
         if !same_bf16(a, b) {

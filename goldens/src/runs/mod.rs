@@ -15,6 +15,8 @@ mod first;
 mod forced;
 mod history;
 mod layers;
+pub mod layerwise;
+mod one_layer;
 mod plan;
 mod remarks;
 mod reports;
@@ -47,11 +49,26 @@ use steps::{Chosen, Given};
 /// The inputs are not those of a token run, or the machine cannot hold what the reference needs.
 pub fn judge(job: &Job<'_>, captures: &Captures, progress: &dyn Progress) -> Result<CaseReport, JudgeError> {
     let case = &job.bundle.case;
-    let Kernel::Tokens(tokens) = &case.kernel else {
-        return Ok(unjudged(case, job.policy, "not a token run"));
-    };
+    let judged = with_run(job, captures, progress, |run, wrong| run.judge(Rules::new(job.policy), wrong))?;
+    match judged {
+        None => Ok(unjudged(case, job.policy, "not a token run")),
+        Some(report) => report.map_err(|source| JudgeError::Model { case: case.name.clone(), source }),
+    }
+}
+
+/// Reads a `tokens` bundle and hands it on, with the tensors whose type is not the contract's; `None` for other kernels.
+///
+/// # Errors
+/// The inputs are not those of a token run.
+fn with_run<T>(
+    job: &Job<'_>,
+    captures: &Captures,
+    progress: &dyn Progress,
+    use_it: impl FnOnce(&Run<'_>, &[(&str, String)]) -> T,
+) -> Result<Option<T>, JudgeError> {
+    let case = &job.bundle.case;
+    let Kernel::Tokens(tokens) = &case.kernel else { return Ok(None) };
     let inputs = |source: InputError| JudgeError::Inputs { case: case.name.clone(), source: source.into() };
-    let model = |source: ModelError| JudgeError::Model { case: case.name.clone(), source };
     let weights = job.inputs.model().map_err(inputs)?;
     let plan = Plan::new(case, tokens);
     let (cos, sin) = (job.inputs.f32(Input::RopeCos).map_err(inputs)?, job.inputs.f32(Input::RopeSin).map_err(inputs)?);
@@ -76,8 +93,7 @@ pub fn judge(job: &Job<'_>, captures: &Captures, progress: &dyn Progress) -> Res
         }
     }
     let run = Run { job, plan: &plan, weights: &weights, given, caches: &read, cos, sin, progress };
-    let rules = Rules::new(job.policy);
-    run.judge(rules, &wrong).map_err(model)
+    Ok(Some(use_it(&run, &wrong)))
 }
 
 /// One run and what the device gave of it.

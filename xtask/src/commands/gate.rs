@@ -256,6 +256,7 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
     }
 }
 
+/// A false-alarm probability.
 pub fn probability(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value < 1.0 => Ok(value),

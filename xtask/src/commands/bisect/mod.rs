@@ -1,7 +1,8 @@
-//! `assay bisect`: where drift was made, and why.
+//! `assay bisect`: where drift was made, since when, and why.
 
 mod bundle;
 mod cause;
+mod layer;
 mod stage;
 
 use clap::Subcommand;
@@ -16,6 +17,8 @@ pub enum Command {
     Stage(Box<stage::Stage>),
     /// The deviation from the contract that gives what the device gave
     Cause(Box<cause::Cause>),
+    /// Find the first layer and step of a token run at which drift is made
+    Layer(Box<layer::Layer>),
 }
 
 impl Command {
@@ -27,6 +30,7 @@ impl Command {
         match self {
             Self::Stage(stage) => stage.run(),
             Self::Cause(cause) => cause.run(),
+            Self::Layer(layer) => layer.run(),
         }
     }
 }
