@@ -12,6 +12,7 @@ mod compare;
 mod coverage;
 mod evidence;
 mod judge;
+pub mod merge;
 mod notes;
 mod only;
 mod place;

@@ -7,14 +7,14 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use cases::{InputStore, Inputs, PolicyRequest, Suite};
+use cases::{Case, InputStore, Inputs, PolicyRequest, Shard, Suite};
 use clap::{Args, ValueEnum};
 use device::Bundle;
-use goldens::report::{CaseReport, GateReport};
+use goldens::report::{CaseReport, GateReport, ShardReport};
 use goldens::{Job, Only, judge, repeatability};
 
 use crate::cli::MOST_THREADS;
-use crate::exit_codes::Code;
+use crate::exit_codes::{Code, ending};
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 use crate::{output, report, suites};
@@ -47,6 +47,9 @@ pub struct Gate {
     /// Probability that a whole run of right kernels fails all the same
     #[arg(long, value_name = "P", default_value_t = goldens::FALSE_ALARM, value_parser = probability)]
     false_alarm: f64,
+    /// Judge the I-th of N parts of the cases only; every case goes by its place in the sorted list of names, modulo N
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
     /// Show every tensor, element and remark, of passing cases too
     #[arg(long, short)]
     verbose: bool,
@@ -54,7 +57,7 @@ pub struct Gate {
 
 /// Report formats of standard output.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+pub enum Format {
     /// Tables for a person
     Human,
     /// One JSON object
@@ -70,7 +73,7 @@ impl Gate {
     /// The first thing about the request or an input that is wrong; no report has been printed then.
     pub fn run(&self) -> Result<Code, Refusal> {
         let outcome = self.judge_all();
-        let report = outcome.as_ref().map_or_else(|refusal| refused(&refusal.to_string()), Clone::clone);
+        let report = outcome.as_ref().map_or_else(|refusal| GateReport::refused(&refusal.to_string()), Clone::clone);
         let written = self.write_reports(&report);
         // A refused request has a more useful story to tell than its report files.
         let report = outcome?;
@@ -78,7 +81,7 @@ impl Gate {
         if self.format == Format::Json {
             written?;
             output::stdout(&report::json::render(&report))?;
-            return Ok(report.verdict.into());
+            return Ok(ending(&report).0);
         }
         let text = match self.format {
             Format::Github => report::github::render(&report),
@@ -86,7 +89,7 @@ impl Gate {
         };
         output::stdout(&text)?;
         written?;
-        Ok(report.verdict.into())
+        Ok(ending(&report).0)
     }
 
     /// The JUnit file, and the step summary where GitHub asks for one.
@@ -96,24 +99,12 @@ impl Gate {
                 .and_then(|text| device::write_atomically(path, text.as_bytes()))
                 .map_err(|error| Refusal::Write { path: path.clone(), error })?;
         }
-        let summary = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty());
-        match summary.filter(|_| self.format == Format::Github) {
-            Some(path) => append(Path::new(&path), &report::github::render(report)),
-            None => Ok(()),
-        }
+        step_summary(self.format, report)
     }
 
-    /// A report that cannot be written is better known before the work than after it.
-    fn check_junit(&self) -> Result<(), Refusal> {
-        match self.junit.as_deref().and_then(Path::parent) {
-            Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
-                Err(Refusal::Request(format!("--junit: {} is not a directory; make it first", folder.display())))
-            }
-            _ if self.junit.as_deref().is_some_and(Path::is_dir) => {
-                Err(Refusal::Request("--junit: is a directory; name a file in it".into()))
-            }
-            _ => Ok(()),
-        }
+    /// Whether it says itself what is to be judged.
+    pub fn names_paths(&self) -> bool {
+        !self.paths.is_empty()
     }
 
     /// A report must not replace what it reports on.
@@ -133,10 +124,11 @@ impl Gate {
     }
 
     fn judge_all(&self) -> Result<GateReport, Refusal> {
-        self.check_junit()?;
+        self.junit.as_deref().map_or(Ok(()), |path| check_place("--junit", path))?;
         let policy = self.policy.as_deref().map(PolicyRequest::from_flag).transpose()?;
         let only = self.tensors.as_deref().map(only).transpose()?;
-        let paths = self.cases()?;
+        let mut paths = self.cases()?;
+        let shard = self.shard.map(|shard| take(shard, &mut paths)).transpose()?;
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
         let bundles = paths.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
         self.check_junit_is_no_input(&bundles)?;
@@ -147,7 +139,7 @@ impl Gate {
             bar.done();
         }
         repeatability(&bundles, &mut reports);
-        Ok(GateReport::new(reports))
+        Ok(GateReport { shard, ..GateReport::new(reports) })
     }
 
     fn judge_one(
@@ -194,8 +186,39 @@ impl Gate {
     }
 }
 
-fn refused(message: &str) -> GateReport {
-    GateReport { verdict: goldens::report::Verdict::Error, message: Some(message.into()), cases: Vec::new() }
+/// A report that cannot be written is better known before the work than after it.
+///
+/// # Errors
+/// There is no such directory, or the file is one.
+pub fn check_place(flag: &str, path: &Path) -> Result<(), Refusal> {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+            Err(Refusal::Request(format!("{flag}: {} is not a directory; make it first", folder.display())))
+        }
+        _ if path.is_dir() => Err(Refusal::Request(format!("{flag}: is a directory; name a file in it"))),
+        _ => Ok(()),
+    }
+}
+
+/// Appends the step summary where GitHub asks for one.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn step_summary(format: Format, report: &GateReport) -> Result<(), Refusal> {
+    let summary = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty());
+    match summary.filter(|_| format == Format::Github) {
+        Some(path) => append(Path::new(&path), &report::github::render(report)),
+        None => Ok(()),
+    }
+}
+
+/// Keeps the cases of one shard. Every case file is read for its name, so that all machines split the same list.
+fn take(shard: Shard, paths: &mut Vec<PathBuf>) -> Result<ShardReport, Refusal> {
+    let names = paths.iter().map(|path| Case::load(path).map(|case| case.name)).collect::<Result<Vec<_>, _>>()?;
+    let taken = shard.taken(names.iter().map(String::as_str));
+    let mut own = names.iter().map(|name| taken.contains(name.as_str()));
+    paths.retain(|_| own.next().unwrap_or(false));
+    Ok(ShardReport { index: shard.index(), count: shard.count(), cases_total: names.len() })
 }
 
 fn append(path: &Path, text: &str) -> Result<(), Refusal> {

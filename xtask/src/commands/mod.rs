@@ -8,6 +8,7 @@ mod generate;
 mod golden;
 pub mod model;
 mod prompts;
+pub mod report;
 mod show;
 mod source;
 pub mod tokens;
