@@ -8,6 +8,7 @@
 mod attention;
 mod bits;
 mod checks;
+pub mod commits;
 mod compare;
 mod coverage;
 mod evidence;

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::commands::{bench, case, doctor, gate, model, report as reports, tokens};
+use crate::commands::{bench, bisect, case, doctor, gate, model, report as reports, tokens};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -39,6 +39,7 @@ impl Cli {
             Command::Tokens(tokens) => tokens.run(),
             Command::Doctor => doctor::run(),
             Command::Bench(bench) => bench.run(),
+            Command::Bisect(bisect) => bisect.run(),
             Command::Report(report) => report.run(),
         }
     }
@@ -67,6 +68,9 @@ enum Command {
     Doctor,
     /// Measure the reference's speed against this machine's own limits
     Bench(bench::Bench),
+    /// Search for where a fault came in
+    #[command(subcommand)]
+    Bisect(bisect::Command),
     /// Work with reports that were written before
     #[command(subcommand)]
     Report(reports::Command),

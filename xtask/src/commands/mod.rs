@@ -1,6 +1,7 @@
 //! The commands, one module each.
 
 pub mod bench;
+pub mod bisect;
 pub mod case;
 pub mod doctor;
 pub mod gate;

@@ -1,6 +1,7 @@
 //! Report formats. Each is a view of [`goldens::report::GateReport`] and none of them judges.
 
 pub mod bench;
+pub mod commits;
 pub mod github;
 pub mod human;
 pub mod json;
