@@ -204,7 +204,7 @@ fn the_commit_that_broke_it_is_found_past_one_that_does_not_build_and_a_flaky_on
     let log = fs::read_to_string(of(BAD)["log"].as_str().unwrap()).unwrap();
     assert!(log.contains("building") && log.contains("capture.sh") && log.contains("run 2: bad"), "{log}");
 
-    let human = stdout(&scratch.bisect(&["--good", scratch.hash(1), "--build", build, "--repeat", "1"]));
+    let human = stdout(&scratch.bisect(&["--good", scratch.hash(1), "--build", build]));
     assert!(
         human.contains(&format!("the first bad commit is {} c{BAD}: a change", &scratch.hash(BAD)[..12])),
         "{human}"

@@ -214,7 +214,7 @@ impl Commit {
         }
         // What is not tracked is in no commit, and no commit that is tried has it.
         let changes =
-            repository.text(&["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none"])?;
+            repository.text(&["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=untracked"])?;
         if let Some(first) = changes.lines().next() {
             let (place, file) = (place(), plain(first.get(3..).unwrap_or(first)).into_owned());
             return Err(Refusal::Request(format!(
