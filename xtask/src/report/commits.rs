@@ -106,7 +106,6 @@ fn meaning(outcome: Outcome) -> &'static str {
 mod tests {
     use goldens::commits::Run;
     use goldens::report::{Cause, Verdict};
-    use snapbox::{assert_data_eq, file};
 
     use super::*;
 
@@ -159,6 +158,17 @@ mod tests {
             ],
         };
         let text = anstream::adapter::strip_str(&render(&report)).to_string();
-        assert_data_eq!(text, file!["snapshots/commits.txt"]);
+        assert!(text.starts_with("the first bad commit is bbbbbbbbbbbb a\\u{1b}[2Jb\n  bbbbbbbb"), "{text}");
+        assert!(!text.contains('\u{1b}'), "{text}");
+        for words in [
+            "Ada <ada@example.org>, 2026-01-02T03:04:05Z\n  First divergence: out: 1 of 40,960 elements drifts.\n",
+            "cause: the residual is truncated (residual.trunc, at out; confidence 98 %)",
+            "flaky: cccccccccccc wavering",
+            "3 good, 1 bad",
+            "does not build: the build command exited with 1",
+            "4 commits tried; logs: /logs\nFOUND (exit code 0: the first bad commit was found)\n",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
     }
 }
