@@ -107,7 +107,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_name_is_in_one_shard_whatever_the_order(mut names in prop::collection::vec("[a-d]{1,2}", 0..20), count in 1_usize..8) {
+        fn every_name_is_in_one_shard_whatever_the_order(
+            mut names in prop::collection::vec("[a-d]{1,2}", 0..20),
+            count in 1_usize..8,
+        ) {
             let split = |names: &[String]| -> Vec<BTreeSet<String>> {
                 let shard = |index| Shard::new(index, count).unwrap().taken(names.iter().map(String::as_str));
                 (1..=count).map(|index| shard(index).into_iter().map(str::to_owned).collect()).collect()

@@ -294,8 +294,8 @@ fn a_case_and_options_of_the_gate_are_passed_on() {
     let case = Bench::path("mini/active1").join("case.yaml");
     let with = ["--case", case.to_str().unwrap(), "--good", scratch.hash(1), "--format", "json"];
     let capture = format!(
-        "d=good; ! grep -q bad kernel.txt || d=bad; cp '{}'/$d/{CAPTURES_FILE} {{out}}; test -f {{case}}; test {{commit}} = \
-         $ASSAY_COMMIT",
+        "d=good; ! grep -q bad kernel.txt || d=bad; cp '{}'/$d/{CAPTURES_FILE} {{out}}; test -f {{case}}; test {{commit}} \
+         = $ASSAY_COMMIT",
         scratch.dir.path().display()
     );
     let run = |gate: &[&str]| {

@@ -1,5 +1,5 @@
-//! A run split with `--shard` and joined with `assay report merge` says what the whole run says; what is missing or does
-//! not belong together is never a pass.
+//! A run split with `--shard` and joined with `assay report merge` says what the whole run says; what is missing or
+//! does not belong together is never a pass.
 
 // Helpers of tests are no tests to clippy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -39,8 +39,8 @@ impl Code {
     }
 }
 
-/// What a run of the gate ends with, and what that says. A shard that no case falls to judged nothing, which is no pass;
-/// but it must not fail the shards beside it: the whole run is judged where its shards are joined.
+/// What a run of the gate ends with, and what that says. A shard that no case falls to judged nothing, which is no
+/// pass; but it must not fail the shards beside it: the whole run is judged where its shards are joined.
 pub fn ending(report: &GateReport) -> (Code, &'static str) {
     match (report.shard, report.verdict) {
         (Some(_), Verdict::Unjudged) if report.cases.is_empty() => {

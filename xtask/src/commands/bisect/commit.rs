@@ -1,5 +1,5 @@
-//! `assay bisect commit`: find the commit of a kernel's repository that broke it. `git bisect` chooses the commits, in a
-//! work tree of its own; what runs of a commit say together is in `goldens::commits`.
+//! `assay bisect commit`: find the commit of a kernel's repository that broke it. `git bisect` chooses the commits, in
+//! a work tree of its own; what runs of a commit say together is in `goldens::commits`.
 
 mod check;
 mod git;
@@ -48,14 +48,15 @@ pub struct Commit {
     /// Shell command that builds the kernel; where it fails, the commit is skipped
     #[arg(long, value_name = "COMMAND")]
     build: Option<String>,
-    /// Shell command that runs the kernel and leaves a bundle, or captures.safetensors for --case, in the directory {out}
+    /// Shell command that runs the kernel and leaves a bundle, or captures.safetensors for --case, in {out}
     #[arg(long, value_name = "COMMAND")]
     capture: String,
     /// The case that is run at every commit; without it the capture command leaves a case.yaml too
     #[arg(long, value_name = "FILE")]
     case: Option<PathBuf>,
     /// Time limit of each command; what takes longer is ended, and the commit skipped
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600,
+          value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     timeout: u64,
     /// Runs of each commit that have to agree; where they do not, as many again are made, and a flaky commit is skipped
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -233,8 +234,8 @@ impl Commit {
             let base = repository.text(&["merge-base", &good, &bad]).ok();
             let hint = base.map(|base| format!("; their common ancestor is {}", short(&base))).unwrap_or_default();
             return Err(Refusal::Request(format!(
-                "--good {}: is no ancestor of --bad {}, so that no commit between them need have broken anything; name a \
-                 good commit that the bad one descends from{hint}",
+                "--good {}: is no ancestor of --bad {}, so that no commit between them need have broken anything; name \
+                 a good commit that the bad one descends from{hint}",
                 self.good, self.bad
             )));
         }

@@ -1,5 +1,5 @@
-//! JUnit reports of shards, joined. What shard a suite comes from stands in its properties; a suite without a path is no
-//! case but says that there is none.
+//! JUnit reports of shards, joined. What shard a suite comes from stands in its properties; a suite without a path is
+//! no case but says that there is none.
 
 use std::fmt::Write as _;
 

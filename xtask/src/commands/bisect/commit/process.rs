@@ -1,4 +1,5 @@
-//! Commands that may hang: run in a process group of their own, with a time limit, and ended with all that they started.
+//! Commands that may hang: run in a process group of their own, with a time limit, and ended with all that they
+//! started.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus, Stdio};

@@ -1,5 +1,5 @@
-//! A work tree beside the user's own, in which commits are checked out, built and run. The user's tree, index, branch and
-//! bisections are never touched; the work tree is removed whatever happens, with all that git knows about it.
+//! A work tree beside the user's own, in which commits are checked out, built and run. The user's tree, index, branch
+//! and bisections are never touched; the work tree is removed whatever happens, with all that git knows about it.
 
 use std::path::{Path, PathBuf};
 
