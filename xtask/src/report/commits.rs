@@ -116,7 +116,7 @@ mod tests {
 
     fn tried(commit: Commit, verdict: Mark, marks: &[Mark], reason: Option<&str>) -> Tried {
         let detail =
-            |mark| (mark == Mark::Bad).then(|| "First divergence: out: 1 of 40,960 elements drifts.".to_owned());
+            |mark: Mark| (mark == Mark::Bad).then(|| "First divergence: out: 1 of 40,960 elements drifts.".to_owned());
         let run = |&mark: &Mark| Run { verdict: mark, detail: detail(mark), first_divergence: None, cause: None };
         Tried {
             verdict,
