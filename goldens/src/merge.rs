@@ -232,7 +232,7 @@ mod tests {
             (r#"{"verdict": "unjudged", "cases": []}"#, "--shard"),
             (r#"{"verdict": "error", "message": "x.yaml: wrong", "cases": []}"#, "x.yaml: wrong"),
             (&format!(r#"{{"verdict": "pass", {shard}, "cases": []}}"#), "says `pass`"),
-            (&format!(r#"{{"verdict": "unjudged", "shard": {{"index": -1}}, "cases": []}}"#), "a.json:1:"),
+            (r#"{"verdict": "unjudged", "shard": {"index": -1}, "cases": []}"#, "a.json:1:"),
             (&"[".repeat(100_000), "a.json:1:"),
         ] {
             let told = error(text);
