@@ -23,6 +23,7 @@ mod policy;
 mod recipe;
 mod schema;
 pub mod seeded;
+mod shard;
 mod suite;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
@@ -40,6 +41,7 @@ pub use model::GeneratedModel;
 pub use new::{NewCase, NewCaseError, new_case, standard_recipes};
 pub use policy::PolicyRequest;
 pub use recipe::{OutlierColumns, Recipe, RecipeError, RecipeKind};
+pub use shard::{MOST_SHARDS, Shard, ShardError};
 pub use suite::{DiscoverError, Suite, discover};
 #[cfg(feature = "tokenizer")]
 pub use tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};

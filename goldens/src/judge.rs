@@ -16,7 +16,7 @@ use crate::compare::{Session, compare};
 use crate::coverage::{self, Coverage};
 use crate::evidence::Evidence;
 use crate::only::Only;
-use crate::report::{CaseReport, Check, GateReport, PolicyReport, TensorReport, Verdict};
+use crate::report::{CaseReport, Check, PolicyReport, TensorReport, Verdict};
 use crate::rules::Rules;
 use crate::tally::Comparison;
 use crate::unforced::{reads, touched};
@@ -97,14 +97,6 @@ pub trait Progress: Sync {
 impl Progress for () {
     fn begin(&self, _: &str) {}
     fn step(&self, _: &str) {}
-}
-
-impl GateReport {
-    /// The report on several cases.
-    #[must_use]
-    pub fn new(cases: Vec<CaseReport>) -> Self {
-        Self { verdict: Verdict::worst(cases.iter().map(|case| case.verdict)), message: None, cases }
-    }
 }
 
 /// Judges one bundle. `path` and `seconds` of the report are left for the caller.

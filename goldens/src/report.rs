@@ -1,12 +1,12 @@
 //! What a gate run found, as plain data. The JSON of `docs/bundles.md` is this module serialized;
 //! every other format is a view of it.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::maps::TensorMap;
 
 /// The word that a case, a check or a tensor ends with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// Compared, and right.
@@ -54,6 +54,41 @@ impl Serialize for Number {
     }
 }
 
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Words;
+        impl serde::de::Visitor<'_> for Words {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number, \"NaN\", \"Infinity\" or \"-Infinity\"")
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Number, E> {
+                Ok(Number(value))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Number, E> {
+                Ok(Number(value as f64))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Number, E> {
+                Ok(Number(value as f64))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Number, E> {
+                match text {
+                    "NaN" => Ok(Number(f64::NAN)),
+                    "Infinity" => Ok(Number(f64::INFINITY)),
+                    "-Infinity" => Ok(Number(f64::NEG_INFINITY)),
+                    other => Err(E::invalid_value(serde::de::Unexpected::Str(other), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(Words)
+    }
+}
+
 impl std::fmt::Display for Number {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.0.is_nan() {
@@ -68,19 +103,62 @@ impl std::fmt::Display for Number {
 }
 
 /// A whole run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GateReport {
     /// The run's verdict.
     pub verdict: Verdict,
     /// What was wrong with the request, when `verdict` is `error`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+    /// Which part of a run that was split over machines this is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<ShardReport>,
+    /// The shards that were joined to this report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub merged: Option<MergedReport>,
     /// One entry a case.
     pub cases: Vec<CaseReport>,
 }
 
+impl GateReport {
+    /// The report on several cases.
+    #[must_use]
+    pub fn new(cases: Vec<CaseReport>) -> Self {
+        let verdict = Verdict::worst(cases.iter().map(|case| case.verdict));
+        Self { verdict, message: None, shard: None, merged: None, cases }
+    }
+
+    /// The report on a request that is refused: nothing was judged.
+    #[must_use]
+    pub fn refused(message: &str) -> Self {
+        Self { verdict: Verdict::Error, message: Some(message.to_owned()), ..Self::new(Vec::new()) }
+    }
+}
+
+/// One shard of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardReport {
+    /// Which shard, from 1.
+    pub index: usize,
+    /// Of how many.
+    pub count: usize,
+    /// Cases of the whole run, those of all shards.
+    pub cases_total: usize,
+}
+
+/// Shards that were joined.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergedReport {
+    /// Into how many shards the run was split.
+    pub count: usize,
+    /// Cases of the whole run.
+    pub cases_total: usize,
+    /// Shards whose report is not there, from 1, ascending.
+    pub missing: Vec<usize>,
+}
+
 /// One case.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CaseReport {
     /// The case's own name.
     pub name: String,
@@ -117,7 +195,7 @@ pub struct CaseReport {
 }
 
 /// A deviation from the contract that gives the device's bits, or comes closest to them (`docs/verdicts.md`, Causes).
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cause {
     /// The deviation's name in the catalogue, e.g. `residual.trunc`; several joined by `+` where one is not enough.
     pub id: String,
@@ -137,7 +215,7 @@ impl std::fmt::Display for Cause {
 }
 
 /// How a cause was looked for.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
     /// Deviations that were tried and say more than none at all, best first; the cause is the first of them.
     pub candidates: Vec<Candidate>,
@@ -150,7 +228,7 @@ pub struct Explanation {
 }
 
 /// One deviation that was tried.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// Its name in the catalogue.
     pub id: String,
@@ -165,7 +243,7 @@ pub struct Candidate {
 }
 
 /// Elements given bit for bit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reproduced {
     /// Bit for bit.
     pub exact: u64,
@@ -174,7 +252,7 @@ pub struct Reproduced {
 }
 
 /// One generated token.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenStep {
     /// Batch row.
     pub row: usize,
@@ -197,7 +275,7 @@ pub struct TokenStep {
 }
 
 /// How a device's token compares with the reference's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepVerdict {
     /// The same token.
@@ -221,7 +299,7 @@ impl StepVerdict {
 }
 
 /// One contract check.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Check {
     /// Its name, e.g. `padding_rows`.
     pub name: String,
@@ -232,7 +310,7 @@ pub struct Check {
 }
 
 /// One compared tensor.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TensorReport {
     /// The kernel's name of it.
     pub name: String,
@@ -261,7 +339,7 @@ pub struct TensorReport {
     /// The worst few drifting elements, worst first.
     pub worst_elements: Vec<Element>,
     /// The first element, in index order, that drifts or, where nothing drifts, that went by another tie rule.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<Located>,
     /// Rows that hold drift.
     pub rows_failing: Vec<usize>,
@@ -305,7 +383,7 @@ impl TensorReport {
 }
 
 /// One element and where in the batch it lies.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Located {
     /// The element.
     #[serde(flatten)]
@@ -323,7 +401,7 @@ pub struct Located {
 }
 
 /// One element, both sides.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Element {
     /// Its index in the captured tensor.
     pub index: Vec<usize>,
@@ -341,7 +419,7 @@ pub struct Element {
 }
 
 /// Rounding rules asked for and found.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PolicyReport {
     /// What the device was held to: `auto`, `production`, `rne`, or a file's name.
     pub asked: String,

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::commands::{bench, bisect, case, doctor, gate, model, power, tokens};
+use crate::commands::{bench, bisect, case, doctor, gate, model, power, report as reports, tokens};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -41,6 +41,7 @@ impl Cli {
             Command::Tokens(tokens) => tokens.run(),
             Command::Doctor => doctor::run(),
             Command::Bench(bench) => bench.run(),
+            Command::Report(report) => report.run(),
         }
     }
 }
@@ -73,6 +74,9 @@ enum Command {
     Doctor,
     /// Measure the reference's speed against this machine's own limits
     Bench(bench::Bench),
+    /// Work with reports that were written before
+    #[command(subcommand)]
+    Report(reports::Command),
 }
 
 /// Runs the command that the arguments ask for. `args[0]` is the program's name.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use goldens::report::Verdict;
+use goldens::report::{GateReport, Verdict};
 
 /// What the process ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,17 @@ impl Code {
     }
 }
 
+/// What a run of the gate ends with, and what that says. A shard that no case falls to judged nothing, which is no
+/// pass; but it must not fail the shards beside it: the whole run is judged where its shards are joined.
+pub fn ending(report: &GateReport) -> (Code, &'static str) {
+    match (report.shard, report.verdict) {
+        (Some(_), Verdict::Unjudged) if report.cases.is_empty() => {
+            (Code::Pass, "no case falls to this shard; report merge judges the whole run")
+        }
+        (_, verdict) => (verdict.into(), Code::from(verdict).meaning()),
+    }
+}
+
 impl From<Verdict> for Code {
     fn from(verdict: Verdict) -> Self {
         match verdict {
@@ -59,6 +70,15 @@ impl From<Code> for ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_shard_ends_well_and_is_no_pass() {
+        let shard = Some(goldens::report::ShardReport { index: 3, count: 3, cases_total: 2 });
+        let empty = GateReport { shard, ..GateReport::new(Vec::new()) };
+        assert_eq!((ending(&empty).0, empty.verdict), (Code::Pass, Verdict::Unjudged));
+        assert_eq!(ending(&GateReport::new(Vec::new())).0, Code::Unjudged);
+        assert_eq!(ending(&GateReport { shard, ..GateReport::refused("no") }).0, Code::Refused);
+    }
 
     #[test]
     fn a_failure_wins_over_unjudged_and_unjudged_over_a_pass() {

@@ -56,6 +56,9 @@ pub enum Refusal {
     /// A dump of tokens is malformed.
     #[error(transparent)]
     Dump(#[from] goldens::tokens::DumpError),
+    /// Reports of shards do not belong together.
+    #[error(transparent)]
+    Merge(#[from] goldens::merge::MergeError),
     /// A synthetic checkpoint cannot be written.
     #[error(transparent)]
     Synthesis(#[from] cases::checkpoint::SynthesisError),

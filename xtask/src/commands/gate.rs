@@ -7,14 +7,14 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use cases::{Case, InputStore, Inputs, PolicyRequest, Suite};
+use cases::{Case, InputStore, Inputs, PolicyRequest, Shard, Suite};
 use clap::{Args, ValueEnum};
 use device::Bundle;
-use goldens::report::{CaseReport, GateReport};
+use goldens::report::{CaseReport, GateReport, ShardReport};
 use goldens::{Job, Only, judge, repeatability};
 
 use crate::cli::MOST_THREADS;
-use crate::exit_codes::Code;
+use crate::exit_codes::{Code, ending};
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 use crate::{output, report, suites};
@@ -50,6 +50,9 @@ pub struct Gate {
     /// Probability that a whole run of right kernels fails all the same
     #[arg(long, value_name = "P", default_value_t = goldens::FALSE_ALARM, value_parser = probability)]
     false_alarm: f64,
+    /// Judge the I-th of N parts of the cases only; every case goes by its place in the sorted list of names, modulo N
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
     /// Where a case fails, look for its cause: run the reference with known faults until one gives the device's bits
     #[arg(long)]
     explain: bool,
@@ -60,7 +63,7 @@ pub struct Gate {
 
 /// Report formats of standard output.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+pub enum Format {
     /// Tables for a person
     Human,
     /// One JSON object
@@ -81,7 +84,7 @@ impl Gate {
         let outcome = files.and_then(|files| self.judge_all(&files));
         let written = match &outcome {
             Ok((report, cases)) => self.write_reports(report, cases),
-            Err(refusal) => self.write_reports(&refused(&refusal.to_string()), &[]),
+            Err(refusal) => self.write_reports(&GateReport::refused(&refusal.to_string()), &[]),
         };
         // A refused request has a more useful story to tell than its report files.
         let (report, _) = outcome?;
@@ -89,7 +92,7 @@ impl Gate {
         if self.format == Format::Json {
             written?;
             output::stdout(&report::json::render(&report))?;
-            return Ok(report.verdict.into());
+            return Ok(ending(&report).0);
         }
         let text = match self.format {
             Format::Github => report::github::render(&report),
@@ -97,7 +100,7 @@ impl Gate {
         };
         output::stdout(&text)?;
         written?;
-        Ok(report.verdict.into())
+        Ok(ending(&report).0)
     }
 
     /// The JUnit file, the HTML page, and the step summary where GitHub asks for one.
@@ -111,11 +114,12 @@ impl Gate {
         let html = self.html.as_ref().map_or(Ok(()), |path| write(path, Ok(report::html::render(&page))));
         // One that cannot be written is no reason not to write the other.
         junit.and(html)?;
-        let summary = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty());
-        match summary.filter(|_| self.format == Format::Github) {
-            Some(path) => append(Path::new(&path), &report::github::render(report)),
-            None => Ok(()),
-        }
+        step_summary(self.format, report)
+    }
+
+    /// Whether it says itself what is to be judged.
+    pub fn names_paths(&self) -> bool {
+        !self.paths.is_empty()
     }
 
     /// What a reader of the page needs in order to run it again.
@@ -138,16 +142,7 @@ impl Gate {
     /// A report that cannot be written is better known before the work than after it.
     fn check_outputs(&self) -> Result<(), Refusal> {
         for (flag, path) in self.outputs() {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-                return Err(Refusal::Request(format!(
-                    "{flag}: {} is not a directory; make it first",
-                    folder.display()
-                )));
-            }
-            if path.is_dir() || path.file_name().is_none() {
-                return Err(Refusal::Request(format!("{flag}: is a directory; name a file in it")));
-            }
+            check_place(flag, path)?;
         }
         let place = |path: &Path| {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -187,6 +182,8 @@ impl Gate {
     fn judge_all(&self, files: &[PathBuf]) -> Result<(GateReport, Vec<Case>), Refusal> {
         let policy = self.policy.as_deref().map(PolicyRequest::from_flag).transpose()?;
         let only = self.tensors.as_deref().map(only).transpose()?;
+        let mut files = files.to_vec();
+        let shard = self.shard.map(|shard| take(shard, &mut files)).transpose()?;
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
         let bundles = files.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
         let (store, bar) = (InputStore::new(), Bar::new(bundles.len()));
@@ -196,7 +193,8 @@ impl Gate {
             bar.done();
         }
         repeatability(&bundles, &mut reports);
-        Ok((GateReport::new(reports), bundles.into_iter().map(|bundle| bundle.case).collect()))
+        let report = GateReport { shard, ..GateReport::new(reports) };
+        Ok((report, bundles.into_iter().map(|bundle| bundle.case).collect()))
     }
 
     fn judge_one(
@@ -210,8 +208,13 @@ impl Gate {
         let started = Instant::now();
         let inputs = Inputs::generate(&bundle.case, store)?;
         let policy = policy.unwrap_or(&bundle.case.policy);
-        let job =
-            Job { only, false_alarm: self.false_alarm, explain: self.explain, ..Job::new(bundle, &inputs, policy) };
+        let job = Job {
+            only,
+            false_alarm: self.false_alarm,
+            explain: self.explain,
+            maps: self.html.is_some(),
+            ..Job::new(bundle, &inputs, policy)
+        };
         let refused = |error| Refusal::Judge { case: bundle.case.path.clone(), error: Box::new(error) };
         let mut report = judge(&job, bar).map_err(refused)?;
         report.path = report::text::place(&bundle.case.path);
@@ -239,8 +242,40 @@ impl Gate {
     }
 }
 
-fn refused(message: &str) -> GateReport {
-    GateReport { verdict: goldens::report::Verdict::Error, message: Some(message.into()), cases: Vec::new() }
+/// A report that cannot be written is better known before the work than after it.
+///
+/// # Errors
+/// There is no such directory, or the file is one.
+pub fn check_place(flag: &str, path: &Path) -> Result<(), Refusal> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return Err(Refusal::Request(format!("{flag}: {} is not a directory; make it first", folder.display())));
+    }
+    if path.is_dir() || path.file_name().is_none() {
+        return Err(Refusal::Request(format!("{flag}: is a directory; name a file in it")));
+    }
+    Ok(())
+}
+
+/// Appends the step summary where GitHub asks for one.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn step_summary(format: Format, report: &GateReport) -> Result<(), Refusal> {
+    let summary = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty());
+    match summary.filter(|_| format == Format::Github) {
+        Some(path) => append(Path::new(&path), &report::github::render(report)),
+        None => Ok(()),
+    }
+}
+
+/// Keeps the cases of one shard. Every case file is read for its name, so that all machines split the same list.
+fn take(shard: Shard, paths: &mut Vec<PathBuf>) -> Result<ShardReport, Refusal> {
+    let names = paths.iter().map(|path| Case::load(path).map(|case| case.name)).collect::<Result<Vec<_>, _>>()?;
+    let taken = shard.taken(names.iter().map(String::as_str));
+    let mut own = names.iter().map(|name| taken.contains(name.as_str()));
+    paths.retain(|_| own.next().unwrap_or(false));
+    Ok(ShardReport { index: shard.index(), count: shard.count(), cases_total: names.len() })
 }
 
 fn append(path: &Path, text: &str) -> Result<(), Refusal> {

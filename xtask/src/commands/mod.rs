@@ -10,6 +10,7 @@ mod golden;
 pub mod model;
 pub mod power;
 mod prompts;
+pub mod report;
 pub mod show;
 mod source;
 pub mod tokens;

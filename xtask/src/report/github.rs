@@ -6,7 +6,7 @@ use goldens::report::{CaseReport, GateReport, Verdict};
 
 use super::summary;
 use super::text::{grouped, plain};
-use crate::exit_codes::Code;
+use crate::exit_codes::ending;
 
 /// Steps of a token run that are shown.
 const MOST_STEPS: usize = 50;
@@ -20,9 +20,12 @@ pub fn render(report: &GateReport) -> String {
 }
 
 fn write(out: &mut String, report: &GateReport) -> std::fmt::Result {
-    let code = Code::from(report.verdict);
+    let (code, meaning) = ending(report);
     writeln!(out, "## Assay: {}\n", word(report.verdict))?;
-    writeln!(out, "{} (exit code {}: {}).\n", summary::tally(&report.cases), code.number(), code.meaning())?;
+    writeln!(out, "{} (exit code {}: {}).\n", summary::tally(&report.cases), code.number(), meaning)?;
+    if let Some(scope) = summary::scope(report) {
+        writeln!(out, "{scope}.\n")?;
+    }
     if !report.cases.is_empty() {
         writeln!(out, "| case | verdict | compared | seconds |\n|---|---|---|---:|")?;
         for case in &report.cases {

@@ -10,7 +10,7 @@ use goldens::report::{CaseReport, GateReport, StepVerdict, TensorReport, Verdict
 
 use super::summary;
 use super::text::{grouped, plain, plural};
-use crate::exit_codes::Code;
+use crate::exit_codes::ending;
 
 /// Stands out.
 pub const BOLD: Style = Style::new().bold();
@@ -42,7 +42,10 @@ pub fn render(report: &GateReport, verbose: bool) -> String {
     if let [source] = sources.as_slice() {
         let _ = writeln!(out, "{DIM}{}{DIM:#}", plain(source));
     }
-    let code = Code::from(report.verdict);
+    if let Some(scope) = summary::scope(report) {
+        let _ = writeln!(out, "{scope}");
+    }
+    let (code, meaning) = ending(report);
     let style = style(report.verdict);
     let _ = writeln!(
         out,
@@ -50,7 +53,7 @@ pub fn render(report: &GateReport, verbose: bool) -> String {
         summary::tally(&report.cases),
         word(report.verdict),
         code.number(),
-        code.meaning(),
+        meaning,
     );
     out
 }

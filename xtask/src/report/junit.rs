@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use goldens::report::{CaseReport, GateReport, StepVerdict, TensorReport, TokenStep, Verdict};
+use goldens::report::{CaseReport, GateReport, ShardReport, StepVerdict, TensorReport, TokenStep, Verdict};
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use super::summary;
@@ -22,14 +22,46 @@ pub fn render(report: &GateReport) -> io::Result<String> {
         out.add_test_suite(suite);
     }
     out.add_test_suites(report.cases.iter().map(suite));
+    if let Some(shard) = report.shard {
+        if report.cases.is_empty() && report.message.is_none() {
+            out.add_test_suite(nothing_from(shard.index, shard.count, "no case falls to this shard"));
+        }
+        mark(&mut out, shard);
+    }
+    for &index in report.merged.iter().flat_map(|merged| &merged.missing) {
+        let count = report.merged.as_ref().map_or(0, |merged| merged.count);
+        out.add_test_suite(nothing_from(index, count, MISSING));
+    }
     out.to_string().map_err(io::Error::other)
+}
+
+/// What is said of a shard whose report is not there.
+pub const MISSING: &str = "the report of this shard is missing";
+/// The property of a suite that names its case's file. Only suites of cases have it.
+pub const PATH: &str = "path";
+/// The properties of a suite that say which shard of which run it comes from.
+pub const SHARD: [&str; 3] = ["shard.index", "shard.count", "shard.cases_total"];
+
+/// A suite for a shard that has none of its own.
+pub fn nothing_from(index: usize, count: usize, why: &str) -> TestSuite {
+    let mut suite = TestSuite::new(format!("shard {index}/{count}"));
+    suite.add_test_case(TestCase::new("shard", status(Verdict::Unjudged, why, "")));
+    suite
+}
+
+fn mark(out: &mut Report, shard: ShardReport) {
+    for suite in &mut out.test_suites {
+        for (name, value) in SHARD.into_iter().zip([shard.index, shard.count, shard.cases_total]) {
+            suite.add_property((name, value.to_string().as_str()));
+        }
+    }
 }
 
 fn suite(case: &CaseReport) -> TestSuite {
     let name = plain(&case.name);
     let mut suite = TestSuite::new(&*name);
     suite.set_time(duration(case.seconds));
-    suite.add_property(("path", &*plain(&case.path)));
+    suite.add_property((PATH, &*plain(&case.path)));
     suite.add_property(("source", &*plain(&summary::provenance(case))));
     let mut add = |test: &str, status| {
         let mut test = TestCase::new(plain(test), status);

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod bisect;
+pub mod commits;
 pub mod github;
 pub mod html;
 pub mod human;

@@ -1,6 +1,8 @@
 //! What a report says in words, for every format that a person reads.
 
-use goldens::report::{CaseReport, Check, Element, PolicyReport, StepVerdict, TensorReport, TokenStep, Verdict};
+use goldens::report::{
+    CaseReport, Check, Element, GateReport, PolicyReport, StepVerdict, TensorReport, TokenStep, Verdict,
+};
 use reference::Site;
 
 use super::text::{grouped, labelled, plural};
@@ -226,6 +228,27 @@ pub fn provenance(case: &CaseReport) -> String {
 pub fn violations(case: &CaseReport) -> impl Iterator<Item = &String> {
     let noted = |violation: &String| case.tensors.iter().any(|tensor| tensor.notes.contains(violation));
     case.policy.violations.iter().filter(move |violation| !noted(violation))
+}
+
+/// What part of a run a report is about; nothing for a whole one.
+pub fn scope(report: &GateReport) -> Option<String> {
+    let held = |total: usize| format!("{} of {}", grouped(report.cases.len() as u64), plural(total as u64, "case"));
+    match (&report.merged, report.shard) {
+        (Some(merged), _) if merged.missing.is_empty() => {
+            Some(format!("{} joined", plural(merged.count as u64, "shard")))
+        }
+        (Some(merged), _) => {
+            let (known, held) = (merged.count.saturating_sub(merged.missing.len()), held(merged.cases_total));
+            let missing = labelled("shard", &merged.missing).unwrap_or_default();
+            let verb = if merged.missing.len() == 1 { "is" } else { "are" };
+            Some(format!(
+                "{known} of {} joined, {held}; {missing} {verb} missing",
+                plural(merged.count as u64, "shard")
+            ))
+        }
+        (None, Some(shard)) => Some(format!("shard {}/{}: {}", shard.index, shard.count, held(shard.cases_total))),
+        (None, None) => None,
+    }
 }
 
 /// How many cases ended how: `1 failed, 2 passed`.

@@ -101,7 +101,7 @@ impl Layer {
         };
         let inputs = Inputs::generate(&bundle.case, &InputStore::new())?;
         let policy = policy.as_ref().unwrap_or(&bundle.case.policy);
-        let job = Job { bundle: &bundle, inputs: &inputs, policy, only: None, false_alarm: self.false_alarm };
+        let job = Job { false_alarm: self.false_alarm, ..Job::new(&bundle, &inputs, policy) };
         let request = LayerRequest { job, states: &states, bad: self.step };
         let found = {
             let bar = Bar::new(1);

@@ -2,6 +2,7 @@
 
 mod bundle;
 mod cause;
+mod commit;
 mod layer;
 mod stage;
 
@@ -19,6 +20,8 @@ pub enum Command {
     Cause(Box<cause::Cause>),
     /// Find the first layer and step of a token run at which drift is made
     Layer(Box<layer::Layer>),
+    /// Find the commit of a kernel's repository that broke it
+    Commit(Box<commit::Commit>),
 }
 
 impl Command {
@@ -31,6 +34,7 @@ impl Command {
             Self::Stage(stage) => stage.run(),
             Self::Cause(cause) => cause.run(),
             Self::Layer(layer) => layer.run(),
+            Self::Commit(commit) => commit.run(),
         }
     }
 }

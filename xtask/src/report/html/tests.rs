@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use goldens::Mark;
 use goldens::maps::{Axis, Distances, Grid, MOST_ACROSS, MOST_DOWN, TensorMap};
-use goldens::report::{Candidate, CaseReport, Explanation, GateReport, Reproduced, TensorReport, Verdict};
+use goldens::report::{Candidate, CaseReport, Explanation, GateReport, Reproduced, TensorReport};
 use snapbox::{assert_data_eq, file};
 
 use super::super::tests::{failing, hostile, nan, passing, tensor, ties, tokens, unjudged};
@@ -81,7 +81,7 @@ fn structure_of_a_token_run() {
 
 #[test]
 fn a_refusal_has_a_page() {
-    let report = GateReport { verdict: Verdict::Error, message: Some("case.yaml:3: <wrong>".into()), cases: vec![] };
+    let report = GateReport::refused("case.yaml:3: <wrong>");
     let run = Facts { version: "1".into(), kernels: "plain".into(), false_alarm: 1e-6, command: vec![] };
     let page = render(&Page { report: &report, cases: &[], run: &run });
     assert!(page.contains("case.yaml:3: &lt;wrong&gt;") && page.contains("ERROR"), "{page}");

@@ -1,0 +1,182 @@
+//! A run split with `--shard` and joined with `assay report merge` says what the whole run says; what is missing or
+//! does not belong together is never a pass.
+
+// Helpers of tests are no tests to clippy.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use assay_tests::{Bench, assay};
+use serde_json::Value;
+
+/// Cases in an order that is not that of their names.
+const CASES: [&str; 4] = ["mini/full", "mini/active1", "mini/active2-dirty", "mini/active2"];
+
+fn run(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(assay());
+    command.args(args).current_dir(dir).env_remove("GITHUB_STEP_SUMMARY").env_remove("CLICOLOR_FORCE");
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Runs one shard in `dir`; its reports are `N.json` and `N.xml`.
+fn shard(dir: &Path, index: usize, count: usize, cases: &[&str], more: &[&str]) -> (i32, Value) {
+    let paths: Vec<String> = cases.iter().map(|case| Bench::path(case).display().to_string()).collect();
+    let (of, junit) = (format!("{index}/{count}"), format!("{index}.xml"));
+    let mut args = vec!["gate", "--shard", &of, "--format", "json", "--junit", &junit];
+    args.extend(paths.iter().map(String::as_str));
+    args.extend(more);
+    let ran = run(dir, &args);
+    fs::write(dir.join(format!("{index}.json")), &ran.stdout).unwrap();
+    (code(&ran), serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{}", stderr(&ran))))
+}
+
+fn names(report: &Value) -> Vec<&str> {
+    report["cases"].as_array().unwrap().iter().map(|case| case["name"].as_str().unwrap()).collect()
+}
+
+/// The report without wall times.
+fn untimed(mut case: Value) -> Value {
+    case["seconds"] = 0.into();
+    case
+}
+
+#[test]
+fn shards_are_split_by_name_and_joined_to_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (one, first) = shard(dir, 1, 3, &CASES, &[]);
+    // Another machine has its files in another order.
+    let mut turned = CASES;
+    turned.reverse();
+    let (two, second) = shard(dir, 2, 3, &turned, &[]);
+    let (three, third) = shard(dir, 3, 3, &CASES, &[]);
+    assert_eq!([one, two, three], [0, 0, 0]);
+    assert_eq!(names(&first), ["mini/full", "mini/active1"]);
+    assert_eq!((names(&second), names(&third)), (vec!["mini/active2"], vec!["mini/active2-dirty"]));
+    assert_eq!(first["shard"], serde_json::json!({"index": 1, "count": 3, "cases_total": 4}));
+
+    let files = ["2.json", "3.json", "1.json"];
+    let joined = run(dir, &[&["report", "merge", "--output", "all.json", "--junit", "all.xml"], &files[..]].concat());
+    assert_eq!(code(&joined), 0, "{}", stderr(&joined));
+    assert!(stdout(&joined).contains("3 shards joined\n4 cases: 4 passed. PASS"), "{}", stdout(&joined));
+    let all: Value = serde_json::from_str(&fs::read_to_string(dir.join("all.json")).unwrap()).unwrap();
+    assert_eq!(all["merged"], serde_json::json!({"count": 3, "cases_total": 4, "missing": []}));
+    let whole = run(dir, &["gate", "--format", "json", Bench::path("mini/full").to_str().unwrap()]);
+    let whole: Value = serde_json::from_slice(&whole.stdout).unwrap();
+    assert_eq!(whole.get("shard"), None);
+    let full = all["cases"].as_array().unwrap().iter().find(|case| case["name"] == "mini/full").unwrap();
+    assert_eq!(untimed(full.clone()), untimed(whole["cases"][0].clone()));
+    assert_eq!(names(&all), ["mini/active1", "mini/active2", "mini/active2-dirty", "mini/full"]);
+    // Joined in another order, it is the same report, to the byte.
+    let again = run(dir, &["report", "merge", "1.json", "2.json", "3.json", "--format", "json"]);
+    assert_eq!(stdout(&again), fs::read_to_string(dir.join("all.json")).unwrap());
+    let xml = fs::read_to_string(dir.join("all.xml")).unwrap();
+    assert_eq!(xml.matches("<testsuite ").count(), 4);
+
+    let junit = run(dir, &["report", "merge", "--junit", "joined.xml", "3.xml", "1.xml", "2.xml"]);
+    assert_eq!(code(&junit), 0, "{}", stderr(&junit));
+    assert_eq!(fs::read_to_string(dir.join("joined.xml")).unwrap().matches("<testsuite ").count(), 4);
+    let github = run(dir, &["report", "merge", "--format", "github", "1.json", "2.json", "3.json"]);
+    assert!(stdout(&github).contains("4 cases: 4 passed (exit code 0"), "{}", stdout(&github));
+}
+
+#[test]
+fn a_missing_shard_is_no_pass_and_a_failure_is_one_without_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let cases = &CASES[..2];
+    assert_eq!(shard(dir, 1, 2, cases, &[]).0, 0);
+    let part = run(dir, &["report", "merge", "1.json", "--junit", "part.xml"]);
+    assert_eq!(code(&part), 125);
+    let told = "1 of 2 shards joined, 1 of 2 cases; shard 2 is missing";
+    assert!(stdout(&part).contains(told), "{}", stdout(&part));
+    assert!(fs::read_to_string(dir.join("part.xml")).unwrap().contains("<testsuite name=\"shard 2/2\""));
+    assert_eq!(code(&run(dir, &["report", "merge", "1.xml", "--junit", "part.xml"])), 125);
+
+    let (failed, _) = shard(dir, 2, 2, cases, &["--policy", "rne"]);
+    assert_eq!(failed, 1);
+    assert_eq!(code(&run(dir, &["report", "merge", "2.json"])), 1);
+    assert_eq!(code(&run(dir, &["report", "merge", "1.json", "2.json"])), 1);
+    assert_eq!(code(&run(dir, &["report", "merge", "1.xml", "2.xml", "--junit", "all.xml"])), 1);
+}
+
+#[test]
+fn an_empty_shard_ends_well_and_the_whole_is_judged_by_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let cases = &CASES[1..2];
+    let (ended, empty) = shard(dir, 2, 2, cases, &[]);
+    assert_eq!((ended, &empty["verdict"], names(&empty)), (0, &"unjudged".into(), vec![]));
+    let human = run(dir, &["gate", "--shard", "2/2", Bench::path(CASES[1]).to_str().unwrap()]);
+    assert!(
+        stdout(&human).contains("shard 2/2: 0 of 1 case\nno case. UNJUDGED (exit code 0: no case"),
+        "{}",
+        stdout(&human)
+    );
+    assert_eq!(code(&run(dir, &["report", "merge", "2.json"])), 125);
+    assert_eq!(code(&run(dir, &["report", "merge", "2.xml", "--junit", "all.xml"])), 125);
+    assert_eq!(shard(dir, 1, 2, cases, &[]).0, 0);
+    assert_eq!(code(&run(dir, &["report", "merge", "2.json", "1.json"])), 0);
+    assert_eq!(code(&run(dir, &["report", "merge", "2.xml", "1.xml", "--junit", "all.xml"])), 0);
+}
+
+#[test]
+fn reports_that_do_not_belong_together_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let cases = &CASES[..2];
+    for index in [1, 2] {
+        shard(dir, index, 2, cases, &[]);
+    }
+    let first = fs::read_to_string(dir.join("1.json")).unwrap();
+    let write = |name: &str, text: &str| fs::write(dir.join(name), text).unwrap();
+    write("three.json", &first.replace("\"count\": 2", "\"count\": 3"));
+    write("total.json", &first.replace("\"cases_total\": 2", "\"cases_total\": 3"));
+    write("same.json", &first.replace("\"index\": 1", "\"index\": 2"));
+    write("lies.json", &first.replacen("\"pass\"", "\"fail\"", 1));
+    write("cut.json", &first[..first.len() / 2]);
+    write("list.json", "[]");
+    write("refused.json", "{\"verdict\": \"error\", \"message\": \"a.yaml: wrong\", \"cases\": []}");
+    fs::write(dir.join("bytes.json"), [0xff, 0xfe]).unwrap();
+    for (files, words) in [
+        (&["1.json", "three.json"][..], "3 shards"),
+        (&["1.json", "total.json"], "3 cases"),
+        (&["1.json", "1.json"], "is shard 1, and so is 1.json"),
+        (&["1.json", "same.json"], "`mini/active1`"),
+        (&["lies.json", "2.json"], "says `fail`"),
+        (&["2.json", "cut.json"], "cut.json:"),
+        (&["list.json"], "list.json:1:"),
+        (&["refused.json"], "a.yaml: wrong"),
+        (&["bytes.json"], "byte 0"),
+        (&["nowhere.json"], "nowhere.json"),
+        (&["1.json", "2.xml"], "one kind"),
+        (&["1.xml"], "--junit"),
+        (&["1.json", "2.json", "--output", "1.json"], "is an input"),
+        (&["1.json", "--junit", "no/such.xml"], "no is not a directory"),
+    ] {
+        let refused = run(dir, &[&["report", "merge", "--format", "json"], files].concat());
+        assert_eq!(code(&refused), 2, "{files:?}: {}", stdout(&refused));
+        let report: Value = serde_json::from_slice(&refused.stdout).unwrap();
+        assert_eq!(report["verdict"], "error");
+        assert!(report["message"].as_str().unwrap().contains(words), "{files:?}: {}", report["message"]);
+    }
+    for shard in ["0/2", "3/2", "2", "1/0", "x/y"] {
+        let refused = run(dir, &["gate", "--shard", shard, Bench::path(CASES[0]).to_str().unwrap()]);
+        assert_eq!(code(&refused), 2);
+        assert!(stderr(&refused).contains("2/4"), "{}", stderr(&refused));
+    }
+}

@@ -1,0 +1,162 @@
+//! Commands that may hang: run in a process group of their own, with a time limit, and ended with all that they
+//! started.
+
+use std::io;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::refusal::Refusal;
+
+/// What a command has to clean up after it was asked to end.
+const GRACE: Duration = Duration::from_secs(2);
+/// Longest pause between two looks at a command.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Whether somebody asked this program to end: Ctrl-C, SIGTERM, a closed terminal.
+#[derive(Clone, Debug)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// From now on such a request sets a flag and no longer ends the program.
+    ///
+    /// # Errors
+    /// The system does not allow it.
+    pub fn catch() -> Result<Self, Refusal> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let raised = Arc::clone(&flag);
+        ctrlc::set_handler(move || raised.store(true, Ordering::SeqCst)).map_err(|error| {
+            Refusal::Request(format!(
+                "Ctrl-C cannot be caught, so that the worktree could not be removed after it: {error}"
+            ))
+        })?;
+        Ok(Self(flag))
+    }
+
+    /// Whether it was asked.
+    pub fn raised(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// By itself, or by a signal of somebody else.
+    Exited(ExitStatus),
+    /// Its time was over.
+    TimedOut,
+    /// This program was asked to end.
+    Interrupted,
+}
+
+/// Runs a command to its end, without input.
+///
+/// # Errors
+/// It cannot be started.
+pub fn run(command: &mut Command, timeout: Option<Duration>, interrupt: &Interrupt) -> io::Result<Ended> {
+    if interrupt.raised() {
+        return Ok(Ended::Interrupted);
+    }
+    alone(command);
+    let started = Instant::now();
+    let mut child = command.stdin(Stdio::null()).spawn()?;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Ended::Exited(status));
+        }
+        let ended = if interrupt.raised() {
+            Some(Ended::Interrupted)
+        } else {
+            timeout.is_some_and(|timeout| started.elapsed() >= timeout).then_some(Ended::TimedOut)
+        };
+        if let Some(ended) = ended {
+            end(&mut child)?;
+            return Ok(ended);
+        }
+        sleep(pause);
+        pause = PAUSE.min(pause * 2);
+    }
+}
+
+/// A process group of its own: what the terminal sends goes to this program alone, which then ends the whole group.
+#[cfg(unix)]
+pub fn alone(command: &mut Command) {
+    std::os::unix::process::CommandExt::process_group(command, 0);
+}
+
+/// Elsewhere there are no process groups.
+#[cfg(not(unix))]
+pub fn alone(_: &mut Command) {}
+
+/// Ends a command and what it started: first asked, then forced.
+#[cfg(unix)]
+fn end(child: &mut Child) -> io::Result<()> {
+    use rustix::process::{Pid, Signal, kill_process_group};
+    let group = Pid::from_child(child);
+    // A group that is gone already is what was asked for.
+    let _ = kill_process_group(group, Signal::TERM);
+    let asked = Instant::now();
+    while asked.elapsed() < GRACE && child.try_wait()?.is_none() {
+        sleep(PAUSE);
+    }
+    let _ = kill_process_group(group, Signal::KILL);
+    child.wait().map(|_| ())
+}
+
+/// Ends a command.
+#[cfg(not(unix))]
+fn end(child: &mut Child) -> io::Result<()> {
+    let _ = GRACE;
+    child.kill()?;
+    child.wait().map(|_| ())
+}
+
+/// How a command ended, in words that follow its name: `exited with 3`.
+pub fn words(status: ExitStatus) -> String {
+    #[cfg(unix)]
+    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
+        return format!("was ended by signal {signal}");
+    }
+    status.code().map_or_else(|| "was ended".to_owned(), |code| format!("exited with {code}"))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn flag(raised: bool) -> Interrupt {
+        Interrupt(Arc::new(AtomicBool::new(raised)))
+    }
+
+    #[test]
+    fn commands_end_in_each_of_their_ways() {
+        let ended = |script: &str| match run(&mut shell(script), None, &flag(false)).unwrap() {
+            Ended::Exited(status) => words(status),
+            other => format!("{other:?}"),
+        };
+        assert_eq!(ended("exit 3"), "exited with 3");
+        assert_eq!(ended("kill -9 $$"), "was ended by signal 9");
+        assert!(run(&mut Command::new("no-such-program-at-all"), None, &flag(false)).is_err());
+        assert!(matches!(run(&mut shell("exit 0"), None, &flag(true)).unwrap(), Ended::Interrupted));
+    }
+
+    #[test]
+    fn what_a_command_started_ends_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = shell("sh -c 'sleep 1; echo late > late' & echo started; wait");
+        let ended = run(command.current_dir(dir.path()), Some(Duration::from_millis(200)), &flag(false)).unwrap();
+        assert!(matches!(ended, Ended::TimedOut));
+        sleep(Duration::from_millis(1500));
+        assert!(!dir.path().join("late").exists());
+    }
+}
