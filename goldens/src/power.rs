@@ -24,6 +24,8 @@ pub struct Bed<'a> {
     memo: Memo,
     /// The right device.
     clean: Captures,
+    /// `out` as a golden without freedoms has it, which is what others compare with.
+    golden: Vec<f64>,
     policy: Policy,
 }
 
@@ -106,6 +108,19 @@ impl Others {
     }
 }
 
+impl Others {
+    /// Each rule's verdict: allclose, the outlier budget, cosine, the share of one in a thousand.
+    #[must_use]
+    pub fn all(self) -> [bool; 4] {
+        [self.allclose, self.outliers, self.cosine, self.thousandth]
+    }
+
+    /// Counts each rule's failure.
+    pub fn add_to(self, counts: &mut [u32; 4]) {
+        counts.iter_mut().zip(self.all()).for_each(|(count, fails)| *count += u32::from(fails));
+    }
+}
+
 impl<'a> Bed<'a> {
     /// A case whose device computes with the freedoms of `freedom` under the production rules.
     ///
@@ -117,20 +132,22 @@ impl<'a> Bed<'a> {
         let policy = Policy::production().under(freedom);
         let products = Products::new();
         let clean = mutant(&layer, &policy, &products, &[]);
+        let golden = values(&mutant(&layer, &Policy::production(), &products, &[]));
         // The caches of a case's own device are not those of another.
         let case = Case { final_cache_sha256: std::collections::BTreeMap::new(), ..case.clone() };
-        Ok(Self { case, inputs, layer, products, memo: Memo::default(), clean, policy })
+        Ok(Self { case, inputs, layer, products, memo: Memo::default(), clean, golden, policy })
     }
 
-    /// Another right device, judged by everything and by `out` alone: how often it failed.
+    /// Another right device, judged by everything and by `out` alone: how often it failed, and what others' rules say
+    /// of it.
     ///
     /// # Errors
     /// As [`judge`].
-    pub fn false_alarms(&self, freedom: Freedom) -> Result<u32, JudgeError> {
+    pub fn false_alarms(&self, freedom: Freedom) -> Result<(u32, Others), JudgeError> {
         let policy = self.policy.clone().under(freedom);
         let captures = mutant(&self.layer, &policy, &self.products, &[]);
         let failed = |out_alone| Ok(u32::from(self.judge(&captures, out_alone, false)?.verdict != Verdict::Pass));
-        Ok(failed(false)? + failed(true)?)
+        Ok((failed(false)? + failed(true)?, Others::of(&values(&captures), &self.golden)))
     }
 
     /// A device with one fault, judged.
@@ -140,7 +157,7 @@ impl<'a> Bed<'a> {
     pub fn trial(&self, fault: &Deviation) -> Result<Trial, JudgeError> {
         let captures = mutant(&self.layer, &self.policy, &self.products, &[fault]);
         let first = first_difference(&self.clean, &captures);
-        let (out, right) = (values(&captures), values(&self.clean));
+        let out = values(&captures);
         let out_differs = bits(&captures) != bits(&self.clean);
         let whole = match first {
             Some(_) => Some(Outcome::of(&self.judge(&captures, false, true)?)),
@@ -150,7 +167,7 @@ impl<'a> Bed<'a> {
             true => Some(Outcome::of(&self.judge(&captures, true, true)?)),
             false => None,
         };
-        Ok(Trial { id: fault.id.clone(), first, whole, out_alone, others: Others::of(&out, &right) })
+        Ok(Trial { id: fault.id.clone(), first, whole, out_alone, others: Others::of(&out, &self.golden) })
     }
 
     fn judge(&self, captures: &Captures, out_alone: bool, explain: bool) -> Result<CaseReport, JudgeError> {
@@ -174,6 +191,8 @@ pub struct CasePower {
     pub clean: u32,
     /// Judgements of right devices that failed.
     pub false_alarms: u32,
+    /// Right devices that others' rules fail, in the order of [`Others::all`].
+    pub others_false_alarms: [u32; 4],
     /// One a fault, in the order of the catalogue.
     pub trials: Vec<Trial>,
 }
@@ -199,8 +218,7 @@ pub struct Counts {
     pub out_caught: u32,
     /// Of those, named.
     pub out_named: u32,
-    /// Of the faults that change a bit of `out`, what others' rules catch there: allclose, the outlier budget, cosine,
-    /// the share of one in a thousand.
+    /// Of the faults that change a bit of `out`, what others' rules fail there, in the order of [`Others::all`].
     pub others: [u32; 4],
 }
 
@@ -222,10 +240,7 @@ impl Counts {
                 counts.out_changed += 1;
                 counts.out_caught += u32::from(outcome.caught);
                 counts.out_named += u32::from(outcome.caught && outcome.names(&trial.id));
-                let Others { allclose, outliers, cosine, thousandth } = trial.others;
-                for (count, caught) in counts.others.iter_mut().zip([allclose, outliers, cosine, thousandth]) {
-                    *count += u32::from(caught);
-                }
+                trial.others.add_to(&mut counts.others);
             }
         }
         counts

@@ -248,9 +248,10 @@ impl Test<'_, '_> {
                 TensorId::AttnOut | TensorId::AttnOutI8 => 1.0,
                 // Codes are made from BF16 values, of which one step is up to half a code.
                 TensorId::NormedI8 | TensorId::MlpNormI8 => 0.5,
+                // A kernel with faults may narrow where the contract does not.
+                _ if self.whole => 1.0,
                 // About one FP32 ULP.
                 _ if !self.scale.narrowed => 2f64.powi(-14),
-                _ if self.whole => 1.0,
                 _ => 0.0,
             };
             let deviation = measured[at].deviation_without(distance, self.scale.narrowed);

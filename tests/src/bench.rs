@@ -85,10 +85,20 @@ impl Bench {
     /// The gate's report on these outputs of this case.
     #[must_use]
     pub fn judge(&self, captures: Captures, policy: &PolicyRequest, only: &Visible) -> CaseReport {
+        self.report(captures, policy, only, false)
+    }
+
+    /// The same, with a search for the cause.
+    #[must_use]
+    pub fn explain(&self, captures: Captures, policy: &PolicyRequest, only: &Visible) -> CaseReport {
+        self.report(captures, policy, only, true)
+    }
+
+    fn report(&self, captures: Captures, policy: &PolicyRequest, only: &Visible, explain: bool) -> CaseReport {
         let bundle = Bundle { dir: PathBuf::new(), case: self.case.clone(), captures: Some(captures) };
         let only = only.clone().map(|layer| Only { layer, ..Only::default() });
         let only = only.as_ref();
-        let job = Job { only, ..Job::new(&bundle, &self.inputs, policy) };
+        let job = Job { only, explain, ..Job::new(&bundle, &self.inputs, policy) };
         judge(&job, &()).unwrap()
     }
 

@@ -103,15 +103,18 @@ impl Power {
             })
             .collect::<Result<Vec<_>, _>>()
             .map_err(judged)?;
-        let false_alarms = (0..clean)
+        let right = (0..clean)
             .into_par_iter()
-            .map(|n| bed.false_alarms(Freedom::Sampled { seed: case.seed ^ (u64::from(n) + 1) << 32 }))
+            .map(|n| bed.false_alarms(Freedom::Sampled { seed: case.seed ^ ((u64::from(n) + 1) << 32) }))
             .collect::<Result<Vec<_>, _>>()
-            .map_err(judged)?
-            .iter()
-            .sum();
+            .map_err(judged)?;
+        let (mut false_alarms, mut others_false_alarms) = (0, [0; 4]);
+        for (failed, others) in right {
+            false_alarms += failed;
+            others.add_to(&mut others_false_alarms);
+        }
         bar.done();
-        Ok(CasePower { name: case.name.clone(), seed: case.seed, clean, false_alarms, trials })
+        Ok(CasePower { name: case.name.clone(), seed: case.seed, clean, false_alarms, others_false_alarms, trials })
     }
 
     /// The faults that the request names.
