@@ -88,7 +88,7 @@ fn faults_are_located_and_named() {
 
 #[test]
 fn faults_are_named_by_out_alone() {
-    let bench = bench("mini/active2");
+    let bench = bench("mini/full");
     let of_out =
         ["normed.trunc", "prob.none", "attention.length_plus_16", "rope.position_0", "residual.none", "out.trunc"];
     of_out.into_par_iter().for_each(|id| {

@@ -110,13 +110,17 @@ impl<'a, 'd> Search<'a, 'd> {
         let reproduced = Reproduced { exact: ties, elements: ties };
         explanation.candidates.push(candidate(std::slice::from_ref(&deviation), 1.0, reproduced));
         explanation.reproduced = reproduced;
-        let direction = if other == Rounding::TiesAway { "away from zero" } else { "to even" };
-        explanation.notes.push(format!(
-            "every one of the {ties} differing elements of {} is an exact tie at {} that went {direction}",
-            first.id.name(),
-            site.name()
-        ));
-        Some(cause(std::slice::from_ref(&deviation), 1.0))
+        let direction = if other == Rounding::TiesAway { "went away from zero" } else { "went to even" };
+        let place = comparison.marks.indexed_iter().find(|(_, mark)| **mark == Mark::Tie).map(|(at, _)| at);
+        let (name, at) = (first.id.name(), place.unwrap_or_default());
+        let ties = if ties == 1 {
+            format!("the tie at {name}[{}, {}] {direction}", at.0, at.1)
+        } else {
+            format!("{ties} ties of {name} {direction}")
+        };
+        explanation.notes.push(format!("every differing element of {name} is an exact tie at {}: {ties}", site.name()));
+        let found = cause(std::slice::from_ref(&deviation), 1.0);
+        Some(Cause { description: format!("{}: {ties}", found.description), ..found })
     }
 
     /// Whether the violation that a comparison notes is of this site.
@@ -130,48 +134,45 @@ impl<'a, 'd> Search<'a, 'd> {
     fn run(&self, first: &First<'_>, explanation: &mut Explanation) -> Option<Cause> {
         let contract = self.replay.contract_loss();
         let mut fixed: Vec<&Deviation> = Vec::new();
-        let (mut target, mut explained_first) = (first.id, false);
-        let mut best: Option<(Vec<&Deviation>, f64)> = None;
+        let mut target = first.id;
+        // The best set that makes the first tensor right, and the tensor that is still wrong beside it.
+        let mut best: Option<(Cause, Option<TensorId>)> = None;
         while fixed.len() < MOST {
             let tried = self.try_all(target, &fixed);
             let Some(winner) = tried.first() else { break };
-            let confidence = self.confidence(&tried);
             if fixed.is_empty() {
                 let gain = |tried: &Tried<'_>| (1.0 - tried.loss / contract).clamp(0.0, 1.0);
                 let listed = tried.iter().take(LISTED);
                 explanation.candidates = listed.map(|t| candidate(&t.faults, gain(t), t.reproduced)).collect();
             }
             let walk = self.walker.walk_beside(self.rules.clone(), true, &winner.faults);
-            let left = walk.comparisons.iter().find(|c| c.fails() && self.failing.contains(&c.id));
-            let caches = self.replay.caches_differ(&winner.faults);
-            if left.is_none() && !caches {
+            let left = walk.comparisons.iter().find(|c| c.fails() && self.failing.contains(&c.id)).map(|c| c.id);
+            let whole = left.is_none() && !self.replay.caches_differ(&winner.faults);
+            // The fault may be one of several: what makes the tensor in question right is kept, and the search goes on
+            // at the next one. Behind a gap several faults may meet in one tensor.
+            if whole || left.is_some_and(|left| left > target) {
                 explanation.reproduced = winner.reproduced;
+                best = Some((cause(&winner.faults, self.confidence(&tried)), left));
+            }
+            if whole {
                 self.alike(&tried, explanation);
-                best = Some((winner.faults.clone(), confidence));
-                explained_first = true;
                 break;
             }
-            // The fault may be one of several: it is kept where the tensor in question is right beside it.
-            let Some(left) = left.filter(|left| left.id > target) else { break };
-            if !explained_first {
-                explanation.reproduced = winner.reproduced;
-            }
-            explained_first = true;
-            best = Some((winner.faults.clone(), confidence));
-            fixed = winner.faults.clone();
-            target = left.id;
+            let Some(left) = left else { break };
+            fixed.clone_from(&winner.faults);
+            target = left.max(target);
         }
         match best {
-            Some((faults, confidence)) if explained_first => {
-                if faults.len() == fixed.len() {
-                    explanation.notes.push(format!(
+            Some((cause, left)) => {
+                explanation.notes.extend(left.map(|left| {
+                    format!(
                         "this explains everything before {}, where something else is wrong that is not in the catalogue",
-                        target.name()
-                    ));
-                }
-                Some(cause(&faults, confidence))
+                        left.name()
+                    )
+                }));
+                Some(cause)
             }
-            _ => {
+            None => {
                 let closest = explanation.candidates.first().map_or_else(String::new, |c| {
                     format!("; the closest, {}, explains {:.0} % of the distance", c.id, (100.0 * c.score).floor())
                 });
