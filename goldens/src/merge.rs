@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cases::Shard;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::power::CasePower;
 use crate::report::{GateReport, MergedReport, ShardReport, Verdict};
 
 /// What has to be known of one shard's report, whatever its format.
@@ -24,7 +26,7 @@ pub struct Part {
 #[derive(Debug, Error)]
 #[allow(missing_docs)] // Each variant and its fields are spelled out by the message.
 pub enum MergeError {
-    #[error("{file}:{line}:{column}: this is no JSON report of the gate: {message}")]
+    #[error("{file}:{line}:{column}: this is no JSON report of the gate, nor of `assay power`: {message}")]
     Json { file: String, line: usize, column: usize, message: String },
     #[error("{file}: the run was refused, so that there is nothing to join: {message}")]
     Refused { file: String, message: String },
@@ -118,18 +120,8 @@ impl JsonPart {
     /// # Errors
     /// It is no report of the gate, not that of a shard, or that of a refused run.
     pub fn parse(file: &str, text: &str) -> Result<Self, MergeError> {
-        let malformed = |error: serde_json::Error| MergeError::Json {
-            file: file.to_owned(),
-            line: error.line(),
-            column: error.column(),
-            // The place stands before the message already.
-            message: error
-                .to_string()
-                .rsplit_once(" at line ")
-                .map_or(error.to_string(), |(words, _)| words.to_owned()),
-        };
-        let report: GateReport = serde_json::from_str(text).map_err(malformed)?;
-        let mut whole: Map<String, Value> = serde_json::from_str(text).map_err(malformed)?;
+        let report: GateReport = serde_json::from_str(text).map_err(|error| malformed(file, &error))?;
+        let mut whole: Map<String, Value> = serde_json::from_str(text).map_err(|error| malformed(file, &error))?;
         if report.verdict == Verdict::Error || report.message.is_some() {
             let message = report.message.unwrap_or_else(|| "it does not say why".to_owned());
             return Err(MergeError::Refused { file: file.to_owned(), message });
@@ -146,6 +138,42 @@ impl JsonPart {
         let names = report.cases.iter().map(|case| case.name.clone()).collect();
         Ok(Self { part: Part { file: file.to_owned(), shard, cases: names }, report, cases })
     }
+}
+
+fn malformed(file: &str, error: &serde_json::Error) -> MergeError {
+    MergeError::Json {
+        file: file.to_owned(),
+        line: error.line(),
+        column: error.column(),
+        // The place stands before the message already.
+        message: error.to_string().rsplit_once(" at line ").map_or(error.to_string(), |(words, _)| words.to_owned()),
+    }
+}
+
+/// A shard's report of `assay power`.
+#[derive(Debug, Deserialize)]
+struct PowerShard {
+    shard: Option<ShardReport>,
+    cases: Vec<CasePower>,
+}
+
+/// Joins the reports of `assay power`, each with the file that it was read from, to the trials of all cases, sorted by
+/// name and seed.
+///
+/// # Errors
+/// A text that is no such report, and those of [`check`].
+pub fn join_power(texts: &[(&str, &str)]) -> Result<(MergedReport, Vec<CasePower>), MergeError> {
+    let (mut parts, mut cases) = (Vec::new(), Vec::new());
+    for &(file, text) in texts {
+        let report: PowerShard = serde_json::from_str(text).map_err(|error| malformed(file, &error))?;
+        let shard = report.shard.ok_or_else(|| MergeError::NoShard { file: file.to_owned() })?;
+        let names: BTreeSet<String> = report.cases.iter().map(|case| case.name.clone()).collect();
+        parts.push(Part { file: file.to_owned(), shard, cases: names.into_iter().collect() });
+        cases.extend(report.cases);
+    }
+    let merged = check(&parts)?;
+    cases.sort_by(|a, b| (&a.name, a.seed).cmp(&(&b.name, b.seed)));
+    Ok((merged, cases))
 }
 
 /// Joins the JSON reports of shards: the report for those who show it, and the same as JSON, in which the cases are

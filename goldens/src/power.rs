@@ -7,7 +7,7 @@ use half::bf16;
 use reference::deviations::catalogue;
 use reference::{Deviation, Freedom, LayerInputs, Policy, Products, TensorId};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cause::Memo;
 use crate::judge::{Job, JudgeError, judge};
@@ -30,7 +30,7 @@ pub struct Bed<'a> {
 }
 
 /// What a device with one fault led to.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trial {
     /// The fault.
     pub id: String,
@@ -45,7 +45,7 @@ pub struct Trial {
 }
 
 /// What the gate said.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Whether it failed.
     pub caught: bool,
@@ -77,7 +77,7 @@ impl Outcome {
 }
 
 /// What rules that others use say of the same `out`: whether each of them fails it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Others {
     /// `allclose` with rtol and atol of 1e-3.
     pub allclose: bool,
@@ -181,7 +181,7 @@ impl<'a> Bed<'a> {
 }
 
 /// Every trial of one case.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CasePower {
     /// The case's name, and its seed.
     pub name: String,

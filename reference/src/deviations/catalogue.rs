@@ -111,7 +111,8 @@ fn roundings(site: Site) -> Vec<Deviation> {
         let stages: Vec<&'static str> = std::iter::once(stage.name).chain(readers.map(|reader| reader.name)).collect();
         let change = if rule == Rounding::None && stored { unnarrowed(site) } else { rounding(site, rule) };
         let id = format!("{}.{}", site.name(), rule.name());
-        let deviation = entry(&id, site.name(), &stages, description, change);
+        let description = format!("{description}, at {}", site.name());
+        let deviation = entry(&id, site.name(), &stages, &description, change);
         table.push(Deviation { rule: Some((site, rule)), ..deviation });
     }
     table

@@ -1,15 +1,18 @@
 //! `assay power`: mutation testing of the gate itself.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use cases::{Case, InputStore, Inputs, Suite};
+use cases::{Case, InputStore, Inputs, Shard, Suite};
 use clap::Args;
 use goldens::JudgeError;
 use goldens::power::{Bed, CasePower, faults};
+use goldens::report::ShardReport;
 use rayon::prelude::*;
 use reference::{Deviation, Freedom};
 
+use super::gate::check_place;
 use super::show::{Format, json};
 use crate::exit_codes::Code;
 use crate::progress::Bar;
@@ -35,12 +38,23 @@ pub struct Power {
     /// Try these faults only, by name or by the beginning of their names
     #[arg(long, value_name = "FAULT,...", value_delimiter = ',')]
     faults: Vec<String>,
+    /// Try the I-th of N parts of the cases only; every case goes by its place in the sorted list of names, modulo N
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
     /// Also write the table as Markdown to this file (`docs/power.md` of the repository)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
     /// Format on standard output
     #[arg(long, value_enum, default_value_t = Format::Human)]
     format: Format,
+}
+
+/// Keeps the cases of one shard.
+fn take(shard: Shard, cases: &mut Vec<Case>) -> ShardReport {
+    let names: BTreeSet<String> = cases.iter().map(|case| case.name.clone()).collect();
+    let taken = shard.taken(names.iter().map(String::as_str));
+    cases.retain(|case| taken.contains(case.name.as_str()));
+    ShardReport { index: shard.index(), count: shard.count(), cases_total: names.len() }
 }
 
 impl Power {
@@ -51,8 +65,12 @@ impl Power {
     /// What is wrong with the request or a case.
     pub fn run(&self) -> Result<Code, Refusal> {
         let faults = self.faults()?;
-        let cases = self.cases()?;
+        let mut cases = self.cases()?;
+        let shard = self.shard.map(|shard| take(shard, &mut cases));
         let beds = cases.len() * self.seeds.get();
+        if let Some(path) = &self.write {
+            check_place("--write", path)?;
+        }
         let bar = Bar::new(beds * (faults.len() + 1));
         let mut results = Vec::new();
         for (index, case) in cases.iter().enumerate() {
@@ -64,7 +82,7 @@ impl Power {
             }
         }
         drop(bar);
-        let found = report::power::Found::new(&results, &faults);
+        let found = report::power::Found::new(&results, &faults).of_shard(shard);
         if let Some(path) = &self.write {
             device::write_atomically(path, report::power::markdown(&found).as_bytes())
                 .map_err(|error| Refusal::Write { path: path.clone(), error })?;
@@ -139,7 +157,7 @@ impl Power {
         for path in &self.paths {
             files.extend(cases::discover(path)?);
         }
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         files.retain(|file| seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone())));
         let cases = files.iter().map(|file| Case::load(file)).collect::<Result<Vec<_>, _>>()?;
         let cases: Vec<Case> = cases.into_iter().filter(|case| case.batch().is_some()).collect();

@@ -4,16 +4,23 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use goldens::power::{CasePower, Counts, Trial};
+use goldens::report::{MergedReport, ShardReport};
 use reference::Deviation;
 use serde::Serialize;
 
 use super::human::{BOLD, DIM};
-use super::text::plain;
+use super::text::{plain, ranges};
 use crate::commands::show::table;
 
 /// Trials, and what they add up to.
 #[derive(Serialize)]
 pub struct Found<'r> {
+    /// Which part of the cases it is, where it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shard: Option<ShardReport>,
+    /// Of joined reports, what was joined and what is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merged: Option<MergedReport>,
     /// Over all cases and seeds.
     total: Counts,
     /// Right devices judged, and judgements of them that failed.
@@ -87,6 +94,8 @@ impl<'r> Found<'r> {
             }
         };
         Self {
+            shard: None,
+            merged: None,
             total: Counts::of(all()),
             clean: cases.iter().map(|case| case.clean).sum(),
             false_alarms: cases.iter().map(|case| case.false_alarms).sum(),
@@ -94,6 +103,16 @@ impl<'r> Found<'r> {
             cases,
             faults: faults.iter().map(fault).collect(),
         }
+    }
+
+    /// The same of one shard.
+    pub fn of_shard(self, shard: Option<ShardReport>) -> Self {
+        Self { shard, ..self }
+    }
+
+    /// The same of joined shards.
+    pub fn of_merged(self, merged: MergedReport) -> Self {
+        Self { merged: Some(merged), ..self }
     }
 
     /// Whether the gate caught and located every fault that it can tell from permitted freedom, and failed no right
@@ -151,6 +170,9 @@ fn rules(found: &Found<'_>) -> Vec<[String; 3]> {
 /// For a person.
 pub fn human(found: &Found<'_>) -> String {
     let mut out = String::new();
+    if let Some(MergedReport { count, missing, .. }) = found.merged.as_ref().filter(|m| !m.missing.is_empty()) {
+        let _ = writeln!(out, "{BOLD}shards {} of {count} are missing{BOLD:#}\n", ranges(missing));
+    }
     table(&mut out, ["what", "count"], summary(found).into_iter());
     let _ = writeln!(out);
     table(&mut out, ["rule on `out`", "right devices failed", "faults caught"], rules(found).into_iter());

@@ -6,7 +6,9 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use goldens::merge::{JsonPart, join};
+use goldens::merge::{JsonPart, join, join_power};
+use goldens::power::faults;
+use reference::Deviation;
 
 use super::junit;
 use crate::commands::gate::{Format, check_place, step_summary};
@@ -21,7 +23,7 @@ const LONGEST: u64 = 1 << 30;
 /// The request.
 #[derive(Args)]
 pub struct Merge {
-    /// JSON reports of the gate, or JUnit reports: of each shard one
+    /// JSON reports of the gate or of `assay power`, or JUnit reports: of each shard one
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Write the joined JSON report to this file
@@ -51,6 +53,17 @@ impl Text {
     }
 }
 
+impl Text {
+    /// Whether it is a report of `assay power`.
+    fn is_power(&self) -> bool {
+        #[derive(serde::Deserialize)]
+        struct Shape {
+            faults: Option<serde::de::IgnoredAny>,
+        }
+        serde_json::from_str::<Shape>(&self.text).is_ok_and(|shape| shape.faults.is_some())
+    }
+}
+
 impl Merge {
     /// Joins and reports.
     ///
@@ -74,7 +87,36 @@ impl Merge {
                 one.file
             )));
         }
+        if texts.iter().any(|text| text.is_power()) {
+            return self.join_power(&texts);
+        }
         self.join_json(&texts)
+    }
+
+    fn join_power(&self, texts: &[Text]) -> Result<Code, Refusal> {
+        if self.junit.is_some() || self.format == Format::Github {
+            let only = "--output FILE.md for the page, --output FILE.json or --format json for the trials";
+            return Err(Refusal::Request(format!(
+                "from reports of `assay power` no such report can be made; use {only}"
+            )));
+        }
+        let texts: Vec<(&str, &str)> = texts.iter().map(|text| (text.file.as_str(), text.text.as_str())).collect();
+        let (merged, cases) = join_power(&texts)?;
+        let tried = |fault: &Deviation| cases.iter().any(|case| case.trials.iter().any(|trial| trial.id == fault.id));
+        let faults: Vec<Deviation> = faults().into_iter().filter(tried).collect();
+        let missing = !merged.missing.is_empty();
+        let found = report::power::Found::new(&cases, &faults).of_merged(merged);
+        let json = || serde_json::to_string_pretty(&found).map(|text| text + "\n").unwrap_or_default();
+        if let Some(path) = &self.output {
+            let page = path.extension().is_some_and(|extension| extension == "md");
+            write(path, &if page { report::power::markdown(&found) } else { json() })?;
+        }
+        output::stdout(&if self.format == Format::Json { json() } else { report::power::human(&found) })?;
+        Ok(match (found.holds(), missing) {
+            (false, _) => Code::Failure,
+            (true, true) => Code::Unjudged,
+            (true, false) => Code::Pass,
+        })
     }
 
     fn join_json(&self, texts: &[Text]) -> Result<Code, Refusal> {
