@@ -4,6 +4,8 @@
 // Helpers of tests are no tests to clippy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::collections::BTreeSet;
+
 use assay_tests::{Bench, Visible, said, small, with_recipe};
 use cases::{PolicyRequest, new_case};
 use device::Captures;
@@ -11,6 +13,8 @@ use goldens::mutant::mutant;
 use goldens::power::faults;
 use goldens::report::{CaseReport, Verdict};
 use rayon::prelude::*;
+use reference::deviations::catalogue;
+use reference::stages::{Context, run_all};
 use reference::{Deviation, Freedom, Policy, Products, Rounding, Site, TensorId};
 
 /// What a device of a recorded case with these faults gives.
@@ -183,4 +187,34 @@ fn a_tie_rule_is_named_under_the_rule_that_is_asked_for() {
     let site = report.first_divergence.as_deref().unwrap();
     let rule = faults().iter().map(|fault| fault.rule).all(|rule| rule != Some((Site::Normed, Rounding::TiesAway)));
     assert!(rule && id.ends_with(".ties_away"), "{id} at {site}");
+}
+
+#[test]
+fn a_deviation_changes_nothing_before_its_first_stage() {
+    let bench = bench("mini/active2");
+    let (layer, policy, products) = (bench.layer(), Policy::production(), Products::new());
+    let run = |faults: &[&Deviation]| run_all(Context::new(&layer, &policy).sharing(&products).deviating(faults));
+    let right = run(&[]);
+    let catalogue = catalogue();
+    let ids: BTreeSet<&str> = catalogue.iter().map(|deviation| deviation.id.as_str()).collect();
+    assert_eq!(ids.len(), catalogue.len(), "names are given once");
+    let changing = catalogue.par_iter().filter(|deviation| {
+        let faulty = run(&[deviation]);
+        let changed = |id: &TensorId| right.get(*id) != faulty.get(*id);
+        let first = TensorId::ALL.into_iter().find(changed);
+        if let Some(first) = first {
+            let stage = deviation.first_stage().unwrap();
+            assert!(
+                TensorId::ALL.iter().position(|id| *id == first)
+                    >= TensorId::ALL.iter().position(|id| *id == stage.writes[0]),
+                "{} at {}",
+                deviation.id,
+                first.name()
+            );
+            assert!(!deviation.is_asked_by(&policy), "{} is what is asked for", deviation.id);
+        }
+        first.is_some()
+    });
+    // The others need data of their own to show.
+    assert!(changing.count() * 4 > catalogue.len() * 3);
 }

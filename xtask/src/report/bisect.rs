@@ -103,6 +103,10 @@ pub fn cause(case: &CaseReport) -> String {
         }
         None if explanation.visible => {
             let _ = writeln!(out, "  {BOLD}cause: none of the known deviations{BOLD:#}");
+            let first = case.tensors.iter().find(|tensor| Some(&tensor.name) == case.first_divergence.as_ref());
+            for note in first.iter().flat_map(|tensor| &tensor.notes).take(NOTES) {
+                let _ = writeln!(out, "    it looks like this: {}", plain(note));
+            }
         }
         None => {}
     }
