@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
+use crate::report::text::quoted;
 
 /// What a command has to clean up after it was asked to end.
 const GRACE: Duration = Duration::from_secs(2);
@@ -154,17 +155,6 @@ pub fn filled(command: &str, names: &[(&str, Option<&str>)]) -> String {
         }
     }
     text
-}
-
-fn quoted(value: &str) -> String {
-    let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:".contains(&byte) || (cfg!(windows) && byte == b'\\');
-    if value.bytes().all(safe) {
-        value.to_owned()
-    } else if cfg!(windows) {
-        format!("\"{value}\"")
-    } else {
-        format!("'{}'", value.replace('\'', r"'\''"))
-    }
 }
 
 /// A command line, as the shell runs it.
