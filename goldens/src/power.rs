@@ -92,6 +92,8 @@ pub struct Others {
 impl Others {
     /// Judges `device` by `reference`.
     #[must_use]
+    // NaN is within no tolerance.
+    #[allow(clippy::neg_cmp_op_on_partial_ord)]
     pub fn of(device: &[f64], reference: &[f64]) -> Self {
         let pairs = || device.iter().zip(reference);
         let outside =

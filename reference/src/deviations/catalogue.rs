@@ -225,7 +225,7 @@ fn quantizations(stage: &'static str, codes: &'static str, scales: &'static str)
             Quantization { quant: Scale::Reciprocal, ..contract }
         }),
         of("quant_divided", codes, "divides by the activation scale where the contract multiplies by 127/amax", {
-            Quantization { quant: Scale::ByScale, ..contract }
+            Quantization { quant: Scale::Quotient, ..contract }
         }),
     ]
 }

@@ -45,7 +45,7 @@ pub enum Scale {
     /// By way of a reciprocal: `amax * (1 / 127)`, and values times `1 / act_scale`.
     Reciprocal,
     /// Values divided by the activation scale, one by one.
-    ByScale,
+    Quotient,
 }
 
 impl Default for Quantization {
@@ -86,7 +86,7 @@ fn run(context: &Context<'_, '_>, trace: &Trace, stage: &Stage, how: Quantizatio
             *x = match how.quant {
                 Scale::Divided => *x * (how.levels / amax),
                 Scale::Reciprocal => *x * (1.0 / scale),
-                Scale::ByScale => *x / scale,
+                Scale::Quotient => *x / scale,
             };
             *code = if how.clamped { to_code(*x, rule) } else { wrapped(*x, rule) };
         }

@@ -3,17 +3,12 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anstyle::Style;
 use comfy_table::Table;
 use goldens::commits::{BisectReport, Commit, Mark, Outcome, Tried};
 
-use super::human::{TABLE, style, word};
-use super::text::{place, plain, plural};
+use super::human::{BOLD, TABLE, style, word};
+use super::text::{place, plain, plural, short};
 use crate::exit_codes::Code;
-
-const BOLD: Style = Style::new().bold();
-/// Characters of a hash that are shown.
-const SHORT: usize = 12;
 
 /// The whole report.
 pub fn render(report: &BisectReport) -> String {
@@ -77,10 +72,6 @@ fn runs(tried: &Tried) -> String {
     let parts = [Mark::Good, Mark::Bad, Mark::Skip].map(|mark| (count(mark), mark.name()));
     let parts: Vec<_> = parts.iter().filter(|(count, _)| *count > 0).map(|(n, name)| format!("{n} {name}")).collect();
     if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
-}
-
-fn short(hash: &str) -> &str {
-    hash.get(..SHORT).unwrap_or(hash)
 }
 
 fn clipped(text: &str, most: usize) -> String {

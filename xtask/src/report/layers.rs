@@ -6,11 +6,10 @@ use anstyle::{AnsiColor, Style};
 use goldens::layerwise::{Drift, Later, LayerReport, Outcome};
 use goldens::report::TensorReport;
 
+use super::human::{BOLD, DIM};
 use super::text::{grouped, labelled, plain, plural};
 use crate::exit_codes::Code;
 
-const BOLD: Style = Style::new().bold();
-const DIM: Style = Style::new().dimmed();
 /// Later drift that is shown before the rest is counted.
 const FEW: usize = 4;
 

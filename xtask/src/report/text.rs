@@ -53,6 +53,24 @@ pub fn plural(count: u64, one: &str) -> String {
     format!("{} {one}{}", grouped(count), if count == 1 { "" } else { "s" })
 }
 
+/// An argument as a shell takes it: quoted where the shell would read something else into it.
+pub fn quoted(argument: &str) -> String {
+    let also = if cfg!(windows) { "\\" } else { ",=%" };
+    let bare = |c: char| c.is_ascii_alphanumeric() || "-_./:+@".contains(c) || also.contains(c);
+    if !argument.is_empty() && argument.chars().all(bare) {
+        argument.to_owned()
+    } else if cfg!(windows) {
+        format!("\"{argument}\"")
+    } else {
+        format!("'{}'", argument.replace('\'', r"'\''"))
+    }
+}
+
+/// A commit's hash as people name it.
+pub fn short(hash: &str) -> &str {
+    hash.get(..12).unwrap_or(hash)
+}
+
 /// Ascending numbers with neighbours joined: `1-3, 7`.
 pub fn ranges(numbers: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
@@ -96,6 +114,17 @@ mod tests {
         assert_eq!(labelled("row", &[1]).unwrap(), "row 1");
         assert_eq!(labelled("page", &[1, 2, 3]).unwrap(), "pages 1-3");
         assert_eq!(plural(1, "tie"), "1 tie");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn arguments_are_quoted_where_a_shell_would_take_them_apart() {
+        assert_eq!(quoted("goldens/bundles/mini"), "goldens/bundles/mini");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted(r"a\b"), r"'a\b'");
+        assert_eq!(quoted("a;b"), "'a;b'");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+        assert_eq!(quoted(""), "''");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What was found, as plain data (`docs/bisect-layer.md`).
+//! What was found, as plain data (`docs/bisect.md`, Layer).
 
 use device::Moment;
 use serde::{Serialize, Serializer};

@@ -1,5 +1,5 @@
 //! The search that fetches few states: first the step, then the layer, each by halving, and then the one layer found is
-//! judged by itself, from the device's own state before it (`docs/bisect-layer.md`, Fetching).
+//! judged by itself, from the device's own state before it (`docs/bisect.md`, Fetching).
 //!
 //! What is halved is whether a state agrees with the reference's run from the start of the search. That is true before the
 //! faulty layer and false from it on, as long as the fault is not lost among permitted freedoms; whatever the answers are,

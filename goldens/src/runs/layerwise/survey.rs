@@ -1,5 +1,5 @@
 //! What of the device was compared with what, and how it compares: cache rows and states of each layer, each from the
-//! latest state of the device before it, against sampled devices that start from the same (`docs/bisect-layer.md`).
+//! latest state of the device before it, against sampled devices that start from the same (`docs/bisect.md`, Layer).
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -17,7 +17,7 @@ pub struct Cause {
     request: Request,
 }
 
-/// The answer in JSON (`docs/bundles.md`, The command).
+/// The answer in JSON (`docs/bisect.md`, Cause).
 #[derive(Serialize)]
 struct Answer<'r> {
     name: &'r str,

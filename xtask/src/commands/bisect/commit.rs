@@ -3,7 +3,6 @@
 
 mod check;
 mod git;
-mod process;
 mod worktree;
 
 use std::collections::BTreeSet;
@@ -17,15 +16,15 @@ use goldens::commits::{self, BisectReport, Mark, Outcome, Tried};
 
 use self::check::{Checker, Stop};
 use self::git::Git;
-use self::process::Interrupt;
 use self::worktree::Worktree;
+use super::process::Interrupt;
 use crate::commands::gate;
 use crate::commands::show::{Format, json};
 use crate::exit_codes::Code;
 use crate::output;
 use crate::progress::Bar;
 use crate::refusal::Refusal;
-use crate::report::text::{place, plain};
+use crate::report::text::{place, plain, short};
 
 /// The request.
 #[derive(Args)]
@@ -179,7 +178,7 @@ impl Commit {
 
     /// Options that the search gives itself, and those that the gate does not know, are refused before anything runs.
     fn check_gate_options(&self) -> Result<(), Refusal> {
-        let own = ["--format", "--junit", "--shard", "--suite"];
+        let own = ["--format", "--junit", "--html", "--shard", "--suite"];
         for option in self.gate.iter().filter_map(|option| option.to_str()) {
             if let Some(own) = own.iter().find(|own| option.split('=').next() == Some(**own)) {
                 return Err(Refusal::Request(format!(
@@ -345,11 +344,6 @@ fn answer(mut left: Vec<commits::Commit>, bad: String) -> Answer {
             Answer { suspects: left, bad, ..Answer::of(Outcome::Suspects, message) }
         }
     }
-}
-
-/// A hash as people name it.
-pub fn short(hash: &str) -> &str {
-    hash.get(..12).unwrap_or(hash)
 }
 
 /// Where a path is, for a sentence.

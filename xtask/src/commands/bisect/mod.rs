@@ -4,6 +4,7 @@ mod bundle;
 mod cause;
 mod commit;
 mod layer;
+mod process;
 mod stage;
 
 use clap::Subcommand;

@@ -4,7 +4,7 @@ use cases::{Case, Kernel};
 use maud::{Markup, html};
 use reference::{BATCH, Geometry, PAGE};
 
-use super::super::text::{grouped, plain, plural};
+use super::super::text::{grouped, plain, plural, quoted};
 use super::{Facts, scrolling};
 
 /// Contexts or prompts that are listed before the rest is counted.
@@ -128,27 +128,9 @@ pub fn facts(facts: &Facts) -> Markup {
     }
 }
 
-/// An argument as a shell takes it.
-fn quoted(argument: &str) -> String {
-    let bare = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
-    if !argument.is_empty() && argument.chars().all(bare) {
-        argument.to_owned()
-    } else {
-        format!("'{}'", argument.replace('\'', "'\\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_are_quoted_where_a_shell_would_take_them_apart() {
-        assert_eq!(quoted("goldens/bundles/mini"), "goldens/bundles/mini");
-        assert_eq!(quoted("a b"), "'a b'");
-        assert_eq!(quoted("it's"), "'it'\\''s'");
-        assert_eq!(quoted(""), "''");
-    }
 
     #[test]
     fn long_lists_are_counted() {

@@ -13,12 +13,13 @@ use goldens::Progress as _;
 use goldens::commits::{Decision, Mark, Run, Tried, decide};
 use goldens::report::{CaseReport, GateReport, Verdict};
 
-use super::process::{self, Ended, Interrupt};
 use super::worktree::Worktree;
-use super::{at, git, short};
+use super::{at, git};
+use crate::commands::bisect::process::{self, Ended, Interrupt};
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 use crate::report::summary;
+use crate::report::text::short;
 
 /// Why a search ends before it has an answer.
 pub enum Stop {
@@ -193,9 +194,9 @@ impl Checker<'_> {
         let case = self.case.map(|case| case.display().to_string());
         let out = run.map(|(out, _)| out.display().to_string());
         let names = [("commit", Some(hash)), ("case", case.as_deref()), ("out", out.as_deref())];
-        let text = filled(text, &names);
+        let text = process::filled(text, &names);
         log.line(&format!("$ {text}"))?;
-        let mut command = interpreter(&text);
+        let mut command = process::shell(&text);
         git::here(&mut command).current_dir(self.tree.git().dir()).stdout(log.handle()?).stderr(log.handle()?);
         for (name, value) in names {
             let name = format!("ASSAY_{}", name.to_uppercase());
@@ -263,32 +264,6 @@ fn empty(folder: &Path) -> Result<(), Refusal> {
     made.map_err(|error| Refusal::Write { path: folder.to_path_buf(), error })
 }
 
-/// A command with `{name}` replaced by what it names, quoted where the shell would read something else into it.
-fn filled(command: &str, names: &[(&str, Option<&str>)]) -> String {
-    let mut text = command.to_owned();
-    for (name, value) in names {
-        if let Some(value) = value {
-            text = text.replace(&format!("{{{name}}}"), &quoted(value));
-        }
-    }
-    text
-}
-
-fn quoted(value: &str) -> String {
-    let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:\\".contains(&byte);
-    if cfg!(not(unix)) || (!value.contains('\\') && value.bytes().all(safe)) {
-        return value.to_owned();
-    }
-    format!("'{}'", value.replace('\'', r"'\''"))
-}
-
-fn interpreter(text: &str) -> Command {
-    let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
-    let mut command = Command::new(shell);
-    command.args([flag, text]);
-    command
-}
-
 /// A commit's log: what ran, and what it said.
 struct Log<'a> {
     path: &'a Path,
@@ -320,16 +295,6 @@ impl<'a> Log<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn placeholders_are_replaced_and_quoted() {
-        let names = [("out", Some("/a b/it's")), ("case", None), ("commit", Some("12ab"))];
-        assert_eq!(filled("run {commit} {case} ${HOME} {}", &names), "run 12ab {case} ${HOME} {}");
-        if cfg!(unix) {
-            assert_eq!(filled("> {out}/x", &names), r"> '/a b/it'\''s'/x");
-        }
-        assert_eq!(filled("{out}", &[("out", Some("/t/assay-bisect-x1/out"))]), "/t/assay-bisect-x1/out");
-    }
 
     #[cfg(unix)]
     #[test]

@@ -4,9 +4,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use device::{Bundle, CAPTURES_FILE, LayerStates, Moment, StateSizes, state_name};
 use goldens::layerwise::{Fetch, FetchError};
@@ -15,14 +13,13 @@ use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::commands::bisect::process::{self, Ended, Interrupt};
 use crate::refusal::Refusal;
 
 /// What has to be filled in.
 const FIELDS: [&str; 3] = ["{layer}", "{step}", "{out}"];
 /// The file that says whose states a directory holds.
 const OF: &str = "fetched.json";
-/// Longest pause between two looks at a command.
-const PAUSE: Duration = Duration::from_millis(50);
 /// Characters of what a command said that are repeated.
 const SAID: usize = 600;
 
@@ -40,6 +37,7 @@ pub struct Fetcher {
     limit: Duration,
     sizes: StateSizes,
     folder: Folder,
+    interrupt: Interrupt,
 }
 
 /// Where fetched files are.
@@ -65,7 +63,7 @@ impl Fetcher {
     /// A fetcher whose directory is there and is this bundle's.
     ///
     /// # Errors
-    /// The directory holds something else, or cannot be written.
+    /// The directory holds something else, or cannot be written; signals cannot be caught.
     pub fn new(
         command: &str,
         limit: Duration,
@@ -82,7 +80,7 @@ impl Fetcher {
                 Folder::Kept(folder.to_path_buf())
             }
         };
-        Ok(Self { command: command.to_owned(), limit, sizes, folder })
+        Ok(Self { command: command.to_owned(), limit, sizes, folder, interrupt: Interrupt::catch_while_running()? })
     }
 
     fn folder(&self) -> &Path {
@@ -120,7 +118,8 @@ impl Fetch for Fetcher {
         };
         remove(&part)?;
         let line = filled(&self.command, layer, moment, &part);
-        let ended = run(&line, self.limit, &log).map_err(|error| failed(format!("`{line}`: {error}")))?;
+        let ended =
+            run(&line, self.limit, &log, &self.interrupt).map_err(|error| failed(format!("`{line}`: {error}")))?;
         let kept = match &self.folder {
             Folder::Kept(_) => format!("; all of it is in {}", log.display()),
             Folder::Temporary(_) => String::new(),
@@ -129,20 +128,18 @@ impl Fetch for Fetcher {
             Some(said) => format!(", having said: {said}{kept}"),
             None => ", having said nothing".to_owned(),
         };
-        match ended {
-            Some(status) if status.success() => {}
-            Some(status) => {
-                remove(&part)?;
-                return Err(failed(format!("`{line}` ended with {status}{}", said())));
-            }
-            None => {
-                remove(&part)?;
+        let why = match ended {
+            Ended::Exited(status) if status.success() => None,
+            Ended::Exited(status) => Some(format!("{}{}", process::words(status), said())),
+            Ended::TimedOut => {
                 let seconds = self.limit.as_secs();
-                return Err(failed(format!(
-                    "`{line}` took longer than {seconds} s and was ended; --timeout gives it longer{}",
-                    said()
-                )));
+                Some(format!("took longer than {seconds} s and was ended; --timeout gives it longer{}", said()))
             }
+            Ended::Interrupted => Some("was interrupted".to_owned()),
+        };
+        if let Some(why) = why {
+            remove(&part)?;
+            return Err(failed(format!("`{line}` {why}")));
         }
         if part.symlink_metadata().is_err() {
             return Err(failed(format!("`{line}` ended well but did not write {}{}", part.display(), said())));
@@ -197,46 +194,16 @@ fn claim(folder: &Path, command: &str, bundle: &Bundle) -> Result<(), Refusal> {
 
 /// The command for one state.
 fn filled(command: &str, layer: usize, moment: Moment, out: &Path) -> String {
-    // A path is one word to the shell, whatever is in it.
-    let out = if cfg!(windows) {
-        format!("\"{}\"", out.display())
-    } else {
-        format!("'{}'", out.display().to_string().replace('\'', r"'\''"))
-    };
-    command.replace("{layer}", &layer.to_string()).replace("{step}", &moment.to_string()).replace("{out}", &out)
+    let (layer, step, out) = (layer.to_string(), moment.to_string(), out.display().to_string());
+    process::filled(command, &[("layer", Some(&layer)), ("step", Some(&step)), ("out", Some(&out))])
 }
 
-/// Runs a shell command to its end; `None` where its time was over. What it says goes to `log`.
-fn run(line: &str, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
-    let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
-    let mut command = Command::new(shell);
+/// Runs a shell command to its end. What it says goes to `log`.
+fn run(line: &str, limit: Duration, log: &Path, interrupt: &Interrupt) -> io::Result<Ended> {
     let log = File::create(log)?;
-    command.args([flag, line]).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let started = Instant::now();
-    let mut child = command.spawn()?;
-    let mut pause = Duration::from_millis(1);
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if started.elapsed() >= limit {
-            end(&mut child)?;
-            return Ok(None);
-        }
-        sleep(pause);
-        pause = PAUSE.min(pause * 2);
-    }
-}
-
-/// Ends a command and what it started.
-fn end(child: &mut Child) -> io::Result<()> {
-    // The standard library ends one process only; the shell's own word for it ends its group.
-    #[cfg(unix)]
-    let _ = Command::new("sh").args(["-c", &format!("kill -KILL -{}", child.id())]).stderr(Stdio::null()).status();
-    child.kill()?;
-    child.wait().map(|_| ())
+    let mut command = process::shell(line);
+    command.stdout(log.try_clone()?).stderr(log);
+    process::run(&mut command, Some(limit), interrupt)
 }
 
 /// The end of what a command said.
@@ -265,14 +232,15 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_command_that_hangs_is_ended_with_what_it_started() {
+    fn what_a_command_said_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
-        let started = Instant::now();
-        let ended = run("echo so far; sleep 600 & sleep 600", Duration::from_millis(300), &log).unwrap();
-        assert!(ended.is_none() && started.elapsed() < Duration::from_secs(60));
+        let run = |line: &str, limit| run(line, limit, &log, &Interrupt::default()).unwrap();
+        let ended = run("echo so far; sleep 600 & sleep 600", Duration::from_millis(300));
+        assert!(matches!(ended, Ended::TimedOut), "{ended:?}");
         assert_eq!(last_words(&log).as_deref(), Some("so far"));
-        assert_eq!(run("exit 3", Duration::from_secs(60), &log).unwrap().and_then(|status| status.code()), Some(3));
+        let ended = run("exit 3", Duration::from_secs(60));
+        assert!(matches!(ended, Ended::Exited(status) if status.code() == Some(3)), "{ended:?}");
         assert_eq!(last_words(&log), None);
     }
 }

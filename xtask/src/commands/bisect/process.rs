@@ -1,5 +1,5 @@
-//! Commands that may hang: run in a process group of their own, with a time limit, and ended with all that they
-//! started.
+//! Commands of the user, which may hang: filled in, run in a process group of their own with a time limit, and ended
+//! with all that they started, also when this program is asked to end.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::exit_codes::Code;
 use crate::refusal::Refusal;
+use crate::report::text::quoted;
 
 /// What a command has to clean up after it was asked to end.
 const GRACE: Duration = Duration::from_secs(2);
@@ -16,8 +18,12 @@ const GRACE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether somebody asked this program to end: Ctrl-C, SIGTERM, a closed terminal.
-#[derive(Clone, Debug)]
-pub struct Interrupt(Arc<AtomicBool>);
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt {
+    raised: Arc<AtomicBool>,
+    /// Whether a command is running, which has to be ended first.
+    running: Arc<AtomicBool>,
+}
 
 impl Interrupt {
     /// From now on such a request sets a flag and no longer ends the program.
@@ -25,20 +31,39 @@ impl Interrupt {
     /// # Errors
     /// The system does not allow it.
     pub fn catch() -> Result<Self, Refusal> {
-        let flag = Arc::new(AtomicBool::new(false));
-        let raised = Arc::clone(&flag);
-        ctrlc::set_handler(move || raised.store(true, Ordering::SeqCst)).map_err(|error| {
-            Refusal::Request(format!(
-                "Ctrl-C cannot be caught, so that the worktree could not be removed after it: {error}"
-            ))
+        let interrupt = Self::default();
+        let theirs = interrupt.clone();
+        handle(move || theirs.raised.store(true, Ordering::SeqCst))?;
+        Ok(interrupt)
+    }
+
+    /// From now on such a request sets a flag where a command is running, which is ended then, and otherwise ends the
+    /// program, as it does by itself.
+    ///
+    /// # Errors
+    /// The system does not allow it.
+    pub fn catch_while_running() -> Result<Self, Refusal> {
+        let interrupt = Self::default();
+        let theirs = interrupt.clone();
+        handle(move || {
+            theirs.raised.store(true, Ordering::SeqCst);
+            if !theirs.running.load(Ordering::SeqCst) {
+                std::process::exit(Code::Unjudged.number().into());
+            }
         })?;
-        Ok(Self(flag))
+        Ok(interrupt)
     }
 
     /// Whether it was asked.
     pub fn raised(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.raised.load(Ordering::SeqCst)
     }
+}
+
+fn handle(raise: impl FnMut() + Send + 'static) -> Result<(), Refusal> {
+    ctrlc::set_handler(raise).map_err(|error| {
+        Refusal::Request(format!("Ctrl-C cannot be caught, so that commands could not be ended after it: {error}"))
+    })
 }
 
 /// How a command ended.
@@ -57,9 +82,15 @@ pub enum Ended {
 /// # Errors
 /// It cannot be started.
 pub fn run(command: &mut Command, timeout: Option<Duration>, interrupt: &Interrupt) -> io::Result<Ended> {
-    if interrupt.raised() {
-        return Ok(Ended::Interrupted);
-    }
+    // Before the flag is read: whoever raises it either sees this or is seen.
+    interrupt.running.store(true, Ordering::SeqCst);
+    let ended = if interrupt.raised() { Ok(Ended::Interrupted) } else { watch(command, timeout, interrupt) };
+    interrupt.running.store(false, Ordering::SeqCst);
+    ended
+}
+
+/// Starts a command and waits until it ends, or has to.
+fn watch(command: &mut Command, timeout: Option<Duration>, interrupt: &Interrupt) -> io::Result<Ended> {
     alone(command);
     let started = Instant::now();
     let mut child = command.stdin(Stdio::null()).spawn()?;
@@ -115,6 +146,25 @@ fn end(child: &mut Child) -> io::Result<()> {
     child.wait().map(|_| ())
 }
 
+/// A command with `{name}` replaced by what it names, quoted where the shell would read something else into it.
+pub fn filled(command: &str, names: &[(&str, Option<&str>)]) -> String {
+    let mut text = command.to_owned();
+    for (name, value) in names {
+        if let Some(value) = value {
+            text = text.replace(&format!("{{{name}}}"), &quoted(value));
+        }
+    }
+    text
+}
+
+/// A command line, as the shell runs it.
+pub fn shell(text: &str) -> Command {
+    let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
+    let mut command = Command::new(shell);
+    command.args([flag, text]);
+    command
+}
+
 /// How a command ended, in words that follow its name: `exited with 3`.
 pub fn words(status: ExitStatus) -> String {
     #[cfg(unix)]
@@ -128,14 +178,16 @@ pub fn words(status: ExitStatus) -> String {
 mod tests {
     use super::*;
 
-    fn shell(script: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        command
+    fn flag(raised: bool) -> Interrupt {
+        Interrupt { raised: Arc::new(AtomicBool::new(raised)), ..Interrupt::default() }
     }
 
-    fn flag(raised: bool) -> Interrupt {
-        Interrupt(Arc::new(AtomicBool::new(raised)))
+    #[test]
+    fn placeholders_are_replaced_and_quoted() {
+        let names = [("out", Some("/a b/it's")), ("case", None), ("commit", Some("12ab"))];
+        assert_eq!(filled("run {commit} {case} ${HOME} {}", &names), "run 12ab {case} ${HOME} {}");
+        assert_eq!(filled("> {out}/x", &names), r"> '/a b/it'\''s'/x");
+        assert_eq!(filled("{out}", &[("out", Some("/t/assay-bisect-x1/out"))]), "/t/assay-bisect-x1/out");
     }
 
     #[test]
