@@ -3,7 +3,7 @@
 
 mod check;
 mod git;
-mod process;
+pub mod process;
 mod worktree;
 
 use std::collections::BTreeSet;
@@ -16,6 +16,7 @@ use clap::{Args, Parser as _};
 use goldens::commits::{self, BisectReport, Mark, Outcome, Tried};
 
 use self::check::{Checker, Stop};
+pub use self::check::{filled, interpreter};
 use self::git::Git;
 use self::process::Interrupt;
 use self::worktree::Worktree;

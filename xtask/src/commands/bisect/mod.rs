@@ -2,7 +2,7 @@
 
 mod bundle;
 mod cause;
-mod commit;
+pub mod commit;
 mod layer;
 mod stage;
 

@@ -264,7 +264,8 @@ fn empty(folder: &Path) -> Result<(), Refusal> {
 }
 
 /// A command with `{name}` replaced by what it names, quoted where the shell would read something else into it.
-fn filled(command: &str, names: &[(&str, Option<&str>)]) -> String {
+/// A command with `{name}` replaced by its quoted value.
+pub fn filled(command: &str, names: &[(&str, Option<&str>)]) -> String {
     let mut text = command.to_owned();
     for (name, value) in names {
         if let Some(value) = value {
@@ -282,7 +283,8 @@ fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\'', r"'\''"))
 }
 
-fn interpreter(text: &str) -> Command {
+/// The shell, about to run a command.
+pub fn interpreter(text: &str) -> Command {
     let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
     let mut command = Command::new(shell);
     command.args([flag, text]);
