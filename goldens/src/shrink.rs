@@ -104,12 +104,12 @@ pub fn shrink<E>(case: &Case, most: u32, mut ask: impl FnMut(&str, &Case) -> Res
     Ok(Outcome::Shrunk(Box::new(Shrunk { case: current, at, steps, tries, unjudged, cut_short })))
 }
 
-/// What a device with a fault of the catalogue makes of a case.
+/// What a device with a fault of the catalogue makes of a case. Inputs that cases share are kept in `store`.
 ///
 /// # Errors
 /// The inputs cannot be generated or judged.
-pub fn planted(case: &Case, fault: &Deviation) -> Result<Answer, JudgeError> {
-    let inputs = Inputs::generate(case, &InputStore::new())
+pub fn planted(case: &Case, fault: &Deviation, store: &InputStore) -> Result<Answer, JudgeError> {
+    let inputs = Inputs::generate(case, store)
         .map_err(|source| JudgeError::Inputs { case: case.name.clone(), source: source.into() })?;
     let bed = Bed::new(case, &inputs, Freedom::Sampled { seed: case.seed })?;
     Ok(match bed.shows(fault)? {

@@ -17,6 +17,7 @@ use goldens::suggest::suggest;
 const HIDDEN: &[(&str, &str)] = &[
     ("prob.rne", "a tie of exp moves within the permitted errors of exp"),
     ("attn.rne", "a tie of attention's quotient moves within the permitted errors of exp and reciprocal"),
+    ("attention.fma", "it moves results no further than the permitted errors of exp"),
     ("silu.rne", "a tie of silu moves within the permitted errors of exp and reciprocal"),
     ("normed_i8.clamp_missing", "a right scale leaves the clamp nothing to do"),
     ("attn_out_i8.clamp_missing", "a right scale leaves the clamp nothing to do"),
@@ -90,6 +91,28 @@ fn a_fault_leads_to_its_case_and_the_case_is_made_smaller() {
     assert_eq!(run(&shrink).0, Some(2));
     let passes = ["case", "shrink", case, "--fault", "q_proj.fp32_sums", "--output", output, "--force"];
     assert_eq!(run(&passes).0, Some(2));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_command_is_a_device() {
+    // Its outputs are those of other inputs, whatever it is asked to run.
+    let dir = tempfile::tempdir().unwrap();
+    let mut case = Case::load(&root().join("goldens/bundles/mini/active2")).unwrap();
+    case.seed += 1;
+    case.inputs_sha256.clear();
+    case.final_cache_sha256.clear();
+    let (file, output) = (dir.path().join("case.yaml"), dir.path().join("small.yaml"));
+    fs::write(&file, case.to_yaml()).unwrap();
+    let (file, small) = (file.to_str().unwrap(), output.to_str().unwrap());
+    let device = "test -f {case} && cp goldens/bundles/mini/active2/captures.safetensors {out}";
+    let (code, said) = run(&["case", "shrink", file, "--run", device, "--tries", "3", "--output", small]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("still fails at normed_states") && said.contains("active rows 2 -> 1"), "{said}");
+    assert!(said.contains("3 cases tried") && said.contains("limit of tries"), "{said}");
+    let small = Case::load(&output).unwrap();
+    assert_eq!((small.active_batch, small.seed), (1, case.seed));
+    assert_eq!(small.inputs_sha256.len(), small.inputs().count());
 }
 
 #[cfg(unix)]

@@ -89,12 +89,14 @@ impl Shrink {
             return Err(super::in_the_way(&self.output));
         }
         let bar = Bar::new(self.tries as usize);
+        // Most inputs stay as they are from one try to the next.
+        let store = InputStore::new();
         let outcome = match (&self.fault, &self.run) {
             (Some(fault), _) => {
                 let fault = exactly(fault)?;
                 shrink(&case, self.tries, |what, case| {
                     bar.begin(what);
-                    let answer = planted(case, &fault).map_err(refused(case));
+                    let answer = planted(case, &fault, &store).map_err(refused(case));
                     bar.done();
                     answer
                 })?
@@ -104,7 +106,7 @@ impl Shrink {
                     Command { text: run, timeout: Duration::from_secs(self.timeout), interrupt: Interrupt::catch()? };
                 shrink(&case, self.tries, |what, case| {
                     bar.begin(what);
-                    let answer = device.answer(case);
+                    let answer = device.answer(case, &store);
                     bar.done();
                     answer
                 })?
@@ -196,7 +198,7 @@ struct Command<'a> {
 
 impl Command<'_> {
     /// Runs the command on a case and judges what it left.
-    fn answer(&self, case: &Case) -> Result<Answer, Refusal> {
+    fn answer(&self, case: &Case, store: &InputStore) -> Result<Answer, Refusal> {
         let temporary = |error| Refusal::Request(format!("no temporary directory can be made: {error}"));
         let dir = tempfile::tempdir().map_err(temporary)?;
         let out = dir.path().join("out");
@@ -218,7 +220,7 @@ impl Command<'_> {
             Ok(_) => return Ok(Answer::Unjudged(format!("the command left no {} in {{out}}", device::CAPTURES_FILE))),
             Err(error) => return Ok(Answer::Unjudged(error.to_string())),
         };
-        let inputs = Inputs::generate(&bundle.case, &InputStore::new())?;
+        let inputs = Inputs::generate(&bundle.case, store)?;
         let policy = bundle.case.policy.clone();
         let report = judge(&Job::new(&bundle, &inputs, &policy), &()).map_err(refused(case))?;
         Ok(match report.verdict {
