@@ -1,7 +1,7 @@
-//! Shrinking (`docs/cases.md`): from a failing decode-layer case to a small one that fails at the same first divergence.
-//! Greedy delta debugging: one reduction after the other is tried, those that cut most first, and kept where the case
-//! still fails; what was refused once is not tried again. Nothing here is random, so that the same answers lead to the
-//! same case.
+//! Shrinking (`docs/cases.md`): from a failing decode-layer case to a small one that fails at the same first
+//! divergence. Greedy delta debugging: one reduction after the other is tried, those that cut most first, and kept
+//! where the case still fails; what was refused once is not tried again. Nothing here is random, so that the same
+//! answers lead to the same case.
 
 mod reductions;
 

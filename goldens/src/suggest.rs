@@ -48,8 +48,8 @@ pub fn shown(case: &Case, faults: &[&Deviation], progress: &dyn Progress) -> Res
     faults.par_iter().map(|fault| bed.shows(fault)).collect()
 }
 
-/// For each fault that `here` does not show (each one, without `here`), the first of `cases` that does. A case of another
-/// kernel than a decode layer is left out.
+/// For each fault that `here` does not show (each one, without `here`), the first of `cases` that does. A case of
+/// another kernel than a decode layer is left out.
 ///
 /// # Errors
 /// As [`shown`].

@@ -1,5 +1,5 @@
-//! Cases that can show faults: each fault of the catalogue shows in a case of the sensitive or the default suite, except
-//! those that no case can show.
+//! Cases that can show faults: each fault of the catalogue shows in a case of the sensitive or the default suite,
+//! except those that no case can show.
 
 // Helpers of tests are no tests to clippy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

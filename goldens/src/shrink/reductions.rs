@@ -1,5 +1,5 @@
-//! The ways in which a case can be smaller: fewer rows, shorter contexts, fewer pages, smaller geometry, plainer inputs.
-//! What breaks a rule of case files, or a tiling rule that the case keeps, is no way.
+//! The ways in which a case can be smaller: fewer rows, shorter contexts, fewer pages, smaller geometry, plainer
+//! inputs. What breaks a rule of case files, or a tiling rule that the case keeps, is no way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
