@@ -107,7 +107,11 @@ pub fn judge(job: &Job<'_>, progress: &dyn Progress) -> Result<CaseReport, Judge
     let case = &job.bundle.case;
     progress.begin(&case.name);
     let Some(captures) = job.bundle.captures.as_ref() else {
-        return Ok(unjudged(case, job.policy, "the bundle holds no captures"));
+        return Ok(unjudged(
+            case,
+            job.policy,
+            "the bundle holds no captures: run your kernel on the case and save its outputs as captures.safetensors beside it",
+        ));
     };
     if case.batch().is_none() {
         return runs::judge(job, captures, progress);

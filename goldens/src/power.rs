@@ -44,6 +44,29 @@ pub struct Trial {
     pub others: Others,
 }
 
+/// Whether a case's data can show a fault.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "result")]
+pub enum Shown {
+    /// The fault changes no bit of what is captured.
+    Unchanged,
+    /// It changes what is captured by no more than a right device may.
+    Permitted,
+    /// The gate fails.
+    Caught {
+        /// The first divergence.
+        at: String,
+    },
+}
+
+impl Shown {
+    /// Whether the gate fails.
+    #[must_use]
+    pub fn is_caught(&self) -> bool {
+        matches!(self, Self::Caught { .. })
+    }
+}
+
 /// What the gate said.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
@@ -170,6 +193,23 @@ impl<'a> Bed<'a> {
             false => None,
         };
         Ok(Trial { id: fault.id.clone(), first, whole, out_alone, others: Others::of(&out, &self.golden) })
+    }
+
+    /// Whether this data can show a fault: a device with it, judged by everything that is captured. It is quicker than
+    /// [`Bed::trial`], because no cause is looked for.
+    ///
+    /// # Errors
+    /// As [`judge`].
+    pub fn shows(&self, fault: &Deviation) -> Result<Shown, JudgeError> {
+        let captures = mutant(&self.layer, &self.policy, &self.products, &[fault]);
+        if first_difference(&self.clean, &captures).is_none() {
+            return Ok(Shown::Unchanged);
+        }
+        let report = self.judge(&captures, false, false)?;
+        Ok(match (report.verdict, report.first_divergence) {
+            (Verdict::Fail, at) => Shown::Caught { at: at.unwrap_or_else(|| "a contract check".to_owned()) },
+            _ => Shown::Permitted,
+        })
     }
 
     fn judge(&self, captures: &Captures, out_alone: bool, explain: bool) -> Result<CaseReport, JudgeError> {

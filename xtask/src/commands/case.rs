@@ -1,4 +1,7 @@
-//! `assay case`: list the repository's cases, show one, make a new one.
+//! `assay case`: list the repository's cases, show one, make a new one, find one that shows a fault, make one smaller.
+
+mod shrink;
+mod suggest;
 
 use std::fmt::Write as _;
 use std::io;
@@ -34,6 +37,10 @@ pub enum Command {
     },
     /// Make a case file from a few parameters
     New(New),
+    /// Which case would show a fault: for a case, the faults that its data cannot show, and cases that do
+    Suggest(suggest::Suggest),
+    /// Make a failing case smaller: the smallest that still fails the gate at the same first divergence
+    Shrink(shrink::Shrink),
 }
 
 /// Parameters of a new case.
@@ -97,6 +104,8 @@ impl Command {
             Self::List { format } => list(*format)?,
             Self::Show { path, format } => show(&Case::load(path)?, *format)?,
             Self::New(new) => new.run()?,
+            Self::Suggest(suggest) => suggest.run()?,
+            Self::Shrink(shrink) => return shrink.run(),
         }
         Ok(Code::Pass)
     }

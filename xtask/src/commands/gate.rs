@@ -25,7 +25,7 @@ pub struct Gate {
     /// Bundles, case files, or directories searched for them; none: the repository's default suite
     #[arg(value_name = "BUNDLE-OR-CASE-OR-DIRECTORY")]
     paths: Vec<PathBuf>,
-    /// Judge a suite: a name (default, full) or a suite file
+    /// Judge a suite: a name (default, full, sensitive) or a suite file
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
     /// Rounding rules the device is held to: auto, production, rne, or a YAML file {site: rule};

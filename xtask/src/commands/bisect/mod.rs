@@ -4,7 +4,7 @@ mod bundle;
 mod cause;
 mod commit;
 mod layer;
-mod process;
+pub mod process;
 mod stage;
 
 use clap::Subcommand;
