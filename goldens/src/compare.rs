@@ -11,7 +11,7 @@ use reference::inputs::cache_row;
 use reference::kernels::{distinct_rows, exact_bf16_product};
 use reference::rounding::{is_bf16_tie, is_code_tie, round_f32, to_bf16, to_code};
 use reference::stages::{Context, KvSource, Output, stage_of};
-use reference::{BATCH, Deviation, LayerInputs, Policy, Products, Rounding, Site, Tensor, TensorId, Trace};
+use reference::{BATCH, Deviation, Freedom, LayerInputs, Policy, Products, Rounding, Site, Tensor, TensorId, Trace};
 
 use crate::Mark;
 use crate::cause::Memo;
@@ -338,6 +338,9 @@ pub fn passes_exact_int(output: &Output, inputs: &LayerInputs<'_>, known: &Trace
     })
 }
 
+/// Sampled orders that show how far an order shifts rows together.
+const ORDERS: u64 = 16;
+
 /// One FP32 scalar a row, with a bound on it.
 fn inverse_rms(session: &Session<'_, '_>, mut comparison: Comparison, known: &Trace) -> Comparison {
     let inputs = session.inputs;
@@ -348,27 +351,36 @@ fn inverse_rms(session: &Session<'_, '_>, mut comparison: Comparison, known: &Tr
     }
     let (device, reference) = (comparison.device.f32(), comparison.reference.f32());
     let eps = inputs.geometry.rms_norm_eps;
-    // Errors in units of their bound, one for each distinct row.
-    let mut errors: Vec<f64> = Vec::new();
     let (_, distinct) = distinct_rows(x.view());
+    let bounds: Vec<Bounded> =
+        x.rows().into_iter().map(|row| bounds::inverse_rms(row, eps, exact_squares, session.confidence)).collect();
     for (row, mark) in comparison.marks.iter_mut().enumerate() {
-        let (value, bound) =
-            (device[(row, 0)], bounds::inverse_rms(x.row(row), eps, exact_squares, session.confidence));
-        *mark = if same_f32(value, reference[(row, 0)]) {
+        *mark = if same_f32(device[(row, 0)], reference[(row, 0)]) {
             Mark::Exact
-        } else if bound.holds(value) {
+        } else if bounds[row].holds(device[(row, 0)]) {
             Mark::Flip
         } else {
             Mark::Drift
         };
-        if distinct.contains(&row) {
-            errors.push((f64::from(value) - bound.value) / bound.bound);
-        }
     }
     // Rounding errors of different rows are independent: together they reach no further than the square root of
-    // their number, while a wrong constant shifts all rows alike.
-    let together = errors.iter().sum::<f64>() / (errors.len() as f64).sqrt();
-    if errors.len() > 1 && together.abs() > 1.0 {
+    // their number, while a wrong constant shifts all rows alike. So does an order of adding, for rows of one kind:
+    // as far as sampled orders shift them together, that is permitted.
+    let together = |values: ArrayView2<'_, f32>| {
+        let error = |&row: &usize| (f64::from(values[(row, 0)]) - bounds[row].value) / bounds[row].bound;
+        distinct.iter().map(error).sum::<f64>() / (distinct.len() as f64).sqrt()
+    };
+    let shared = || {
+        let freedoms = (0..ORDERS).map(|seed| Freedom::Sampled { seed }).chain([Freedom::Canonical, Freedom::Emulated]);
+        let shift = |freedom| {
+            let policy = session.rules.policy.clone().under(freedom);
+            let outputs = stage_of(comparison.id).compute(&session.context(&policy), known);
+            outputs.iter().find(|output| output.id == comparison.id).map(|output| together(output.tensor.f32()).abs())
+        };
+        freedoms.filter_map(shift).fold(0.0, f64::max)
+    };
+    let together = together(device);
+    if distinct.len() > 1 && together.abs() > 1.0 && together.abs() > 1.0 + shared() {
         for mark in comparison.marks.iter_mut().filter(|mark| **mark == Mark::Flip) {
             *mark = Mark::Drift;
         }

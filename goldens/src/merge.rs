@@ -34,7 +34,7 @@ pub enum MergeError {
     NoShard { file: String },
     #[error("{file}: says that it is shard {index} of {count} of a run of {total} cases, and there is no such shard")]
     Shard { file: String, index: usize, count: usize, total: usize },
-    #[error("{file}: says `{said}`, and its cases say `{found}`; make the report again")]
+    #[error("{file}: says `{said}`, and what it holds says `{found}`; make the report again")]
     Verdict { file: String, said: &'static str, found: &'static str },
     #[error("nothing to join: name the reports of the shards")]
     Nothing,
@@ -131,6 +131,13 @@ impl JsonPart {
         if found != report.verdict {
             let (said, found) = (report.verdict.name(), found.name());
             return Err(MergeError::Verdict { file: file.to_owned(), said, found });
+        }
+        for case in &report.cases {
+            let parts = case.tensors.iter().map(|tensor| tensor.verdict).chain(case.checks.iter().map(|c| c.verdict));
+            if case.verdict != Verdict::Fail && parts.into_iter().any(|part| part == Verdict::Fail) {
+                let (said, found) = (case.verdict.name(), Verdict::Fail.name());
+                return Err(MergeError::Verdict { file: format!("{file}: case `{}`", case.name), said, found });
+            }
         }
         let Some(Value::Array(cases)) = whole.remove("cases") else {
             return Err(MergeError::NoShard { file: file.to_owned() });

@@ -76,6 +76,9 @@ impl Merge {
                 self.check_is_no_input(flag, path)?;
             }
         }
+        if self.output.is_some() && self.output == self.junit {
+            return Err(Refusal::Request("--output and --junit name one file; name two".into()));
+        }
         let texts = self.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
         let xml = texts.iter().filter(|text| text.is_xml()).count();
         if xml == texts.len() {

@@ -1,5 +1,5 @@
 //! States of a device's run, fetched one at a time from a command. Each is had once: it is kept until the end, or in a
-//! directory of the user's for the next call. A command that hangs is ended with all that it started.
+//! directory of the user's for the next call. A command that hangs is ended with its process group.
 
 use std::fs::{self, File};
 use std::io;
