@@ -364,23 +364,24 @@ fn inverse_rms(session: &Session<'_, '_>, mut comparison: Comparison, known: &Tr
         };
     }
     // Rounding errors of different rows are independent: together they reach no further than the square root of
-    // their number, while a wrong constant shifts all rows alike. So does an order of adding, for rows of one kind:
-    // as far as sampled orders shift them together, that is permitted.
+    // their number, while a wrong constant shifts all rows alike. In rows of one kind so does an order of adding: as
+    // far as sampled orders say that one may, at the same confidence, that is permitted.
     let together = |values: ArrayView2<'_, f32>| {
         let error = |&row: &usize| (f64::from(values[(row, 0)]) - bounds[row].value) / bounds[row].bound;
         distinct.iter().map(error).sum::<f64>() / (distinct.len() as f64).sqrt()
     };
     let shared = || {
-        let freedoms = (0..ORDERS).map(|seed| Freedom::Sampled { seed }).chain([Freedom::Canonical, Freedom::Emulated]);
-        let shift = |freedom| {
-            let policy = session.rules.policy.clone().under(freedom);
+        let squared = |seed| {
+            let policy = session.rules.policy.clone().under(Freedom::Sampled { seed });
             let outputs = stage_of(comparison.id).compute(&session.context(&policy), known);
-            outputs.iter().find(|output| output.id == comparison.id).map(|output| together(output.tensor.f32()).abs())
+            outputs.iter().find(|output| output.id == comparison.id).map(|output| together(output.tensor.f32()).powi(2))
         };
-        freedoms.filter_map(shift).fold(0.0, f64::max)
+        let mean = (0..ORDERS).filter_map(squared).sum::<f64>() / ORDERS as f64;
+        // The root mean square of so few is this much larger at its upper confidence limit.
+        session.confidence.lambda() * mean.sqrt() * (1.0 + 2.0 / (ORDERS as f64).sqrt())
     };
     let together = together(device);
-    if distinct.len() > 1 && together.abs() > 1.0 && together.abs() > 1.0 + shared() {
+    if distinct.len() > 1 && together.abs() > 1.0 && together.abs() > shared() {
         for mark in comparison.marks.iter_mut().filter(|mark| **mark == Mark::Flip) {
             *mark = Mark::Drift;
         }
