@@ -8,10 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use assay_tests::assay;
-use cases::{Case, Suite};
+use assay_tests::{Bench, assay, said};
+use cases::{Case, PolicyRequest, Suite};
 use goldens::power::faults;
 use goldens::suggest::suggest;
+use rayon::prelude::*;
+use reference::{Freedom, Policy, TensorId};
 
 /// Faults that no case can show, and why.
 const HIDDEN: &[(&str, &str)] = &[
@@ -127,4 +129,18 @@ fn a_command_that_gives_nothing_to_judge_is_unjudged() {
         assert!(said.contains(words), "{said}");
     }
     assert!(!output.exists());
+}
+
+#[test]
+fn right_devices_pass_in_every_case() {
+    for case in suite("sensitive") {
+        // Rows of one kind share the errors of an order of adding: what is permitted must know of it.
+        (1..=16u64).into_par_iter().for_each(|seed| {
+            let policy = Policy::production().under(Freedom::Sampled { seed: seed << 32 });
+            let bench = Bench::run(case.clone(), &policy);
+            for only in [None, Some([TensorId::Out].into())] {
+                said::passes(&bench.judge(bench.captures.clone(), &PolicyRequest::Production, &only), &case.name);
+            }
+        });
+    }
 }
