@@ -1,7 +1,7 @@
 //! The first layer and step of a token run at which drift is made (`docs/bisect.md`, Layer).
 //!
-//! [`survey`] judges cache rows and states of layers, each from the latest state of the device before it: [`walk`] runs the
-//! reference so, [`known`] holds the device's states. [`locate`] reads off where drift is made first, and [`search`] fetches
+//! `survey` judges cache rows and states of layers, each from the latest state of the device before it: `walk` runs the
+//! reference so, `known` holds the device's states. `locate` reads off where drift is made first, and `search` fetches
 //! states one at a time until it is known to a layer.
 
 mod known;
