@@ -14,7 +14,7 @@ use reference::Deviation;
 use crate::commands::show::{Format, json, table};
 use crate::progress::Bar;
 use crate::refusal::Refusal;
-use crate::report::text::plain;
+use crate::report::text::{place, plain, plural};
 use crate::{output, suites};
 
 /// The request.
@@ -138,7 +138,7 @@ fn human(here: Option<&Case>, found: &[Suggestion]) -> String {
         *files.entry(&by.path).or_default() += 1;
     }
     for (path, count) in files {
-        let _ = writeln!(out, "{}: {count} of them", plain(path));
+        let _ = writeln!(out, "{}: {}", plain(&place(Path::new(path))), plural(count as u64, "fault"));
     }
     out
 }
