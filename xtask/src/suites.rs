@@ -1,6 +1,9 @@
 //! Where the repository's suites are.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+
+use cases::Suite;
 
 use crate::refusal::Refusal;
 
@@ -48,6 +51,23 @@ pub fn find(name: &str) -> Result<PathBuf, Refusal> {
         let known: Vec<_> = files.iter().filter_map(|file| file.file_stem()?.to_str()).collect();
         Refusal::Request(format!("no suite is called `{name}`; the repository has: {}", known.join(", ")))
     })
+}
+
+/// The case files of suites and under paths, in the order named, each once.
+///
+/// # Errors
+/// A suite or a path that is not there or holds no case.
+pub fn files<'n>(suites: impl IntoIterator<Item = &'n str>, paths: &[PathBuf]) -> Result<Vec<PathBuf>, Refusal> {
+    let mut files = Vec::new();
+    for name in suites {
+        files.extend(Suite::load(&find(name)?)?.bundles);
+    }
+    for path in paths {
+        files.extend(cases::discover(path)?);
+    }
+    let mut seen = BTreeSet::new();
+    files.retain(|file| seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone())));
+    Ok(files)
 }
 
 fn absent() -> Refusal {

@@ -1,13 +1,12 @@
 //! `assay gate`: judge captured kernel outputs against the contract.
 
-use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use cases::{Case, InputStore, Inputs, PolicyRequest, Shard, Suite};
+use cases::{Case, InputStore, Inputs, PolicyRequest, Shard};
 use clap::{Args, ValueEnum};
 use device::Bundle;
 use goldens::report::{CaseReport, GateReport, ShardReport};
@@ -228,17 +227,7 @@ impl Gate {
     /// The case files that the request names.
     fn cases(&self) -> Result<Vec<PathBuf>, Refusal> {
         let suite = self.suite.as_deref().or_else(|| self.paths.is_empty().then_some("default"));
-        let mut files = Vec::new();
-        if let Some(name) = suite {
-            files.extend(Suite::load(&suites::find(name)?)?.bundles);
-        }
-        for path in &self.paths {
-            files.extend(cases::discover(path)?);
-        }
-        // A case named twice is judged once.
-        let mut seen = BTreeSet::new();
-        files.retain(|file| seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone())));
-        Ok(files)
+        suites::files(suite, &self.paths)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use cases::{Case, InputStore, Inputs, Shard, Suite};
+use cases::{Case, InputStore, Inputs, Shard};
 use clap::Args;
 use goldens::JudgeError;
 use goldens::power::{Bed, CasePower, faults};
@@ -149,16 +149,8 @@ impl Power {
 
     /// The decode-layer cases that the request names, in the order named, each once.
     fn cases(&self) -> Result<Vec<Case>, Refusal> {
-        let mut files = Vec::new();
-        let default = (self.paths.is_empty() && self.suite.is_empty()).then(|| "default".to_owned());
-        for name in self.suite.iter().chain(&default) {
-            files.extend(Suite::load(&suites::find(name)?)?.bundles);
-        }
-        for path in &self.paths {
-            files.extend(cases::discover(path)?);
-        }
-        let mut seen = BTreeSet::new();
-        files.retain(|file| seen.insert(file.canonicalize().unwrap_or_else(|_| file.clone())));
+        let default = (self.paths.is_empty() && self.suite.is_empty()).then_some("default");
+        let files = suites::files(self.suite.iter().map(String::as_str).chain(default), &self.paths)?;
         let cases = files.iter().map(|file| Case::load(file)).collect::<Result<Vec<_>, _>>()?;
         let cases: Vec<Case> = cases.into_iter().filter(|case| case.batch().is_some()).collect();
         if cases.is_empty() {
