@@ -7,6 +7,7 @@
 
 mod bundle;
 mod captures;
+mod fault;
 mod states;
 mod write;
 
@@ -15,5 +16,6 @@ pub use captures::{
     CaptureError, CaptureFault, Captured, CapturedTensor, Captures, Layout, TokenCaptures, WrittenRows,
 };
 pub use cases::{create_atomically, write_atomically};
+pub use fault::{FAULTS, Fault, FaultKind};
 pub use states::{LayerStates, Moment, StateSizes, state_name, write_layer_states};
 pub use write::write_captures;

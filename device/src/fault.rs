@@ -1,0 +1,146 @@
+//! Errors of a device and of its runtime: numbers that say nothing, under the names that say what happened. None of them is
+//! an accuracy failure: what a device could not run cannot be judged.
+
+use std::fmt;
+
+/// What a code is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultKind {
+    /// A code that AscendCL or its driver returned.
+    AscendCl,
+    /// A code of the kernel library's runtime: the graph did not fit what it was given.
+    Capacity,
+}
+
+/// A known error of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fault {
+    /// What the code is about.
+    pub kind: FaultKind,
+    /// The number.
+    pub code: i32,
+    /// Its name, as the runtime's headers spell it.
+    pub name: &'static str,
+    /// What happened and what to do.
+    pub advice: &'static str,
+}
+
+/// Every known error, by kind and number.
+pub const FAULTS: &[Fault] = &[
+    acl(
+        107_022,
+        "ACL_ERROR_RT_DEVICE_TASK_ABORT",
+        "a task on the device was aborted, often after another one's error: \
+        read the first error of the log, reset the device and run the case alone",
+    ),
+    acl(
+        207_001,
+        "ACL_ERROR_RT_MEMORY_ALLOCATION",
+        "device memory was used up: end other processes on the device, or run \
+        a case with fewer pages or a smaller geometry",
+    ),
+    acl(
+        507_000,
+        "RT_INTERNAL_ERROR",
+        "the runtime failed inside: read its log (ASCEND_SLOG_PRINT_TO_STDOUT=1), then \
+        reset the device",
+    ),
+    acl(
+        507_014,
+        "RT_AICORE_TIMEOUT",
+        "an AI Core did not finish in time: a kernel waits for a flag or event that is never \
+        set, or its blocks wait for each other; run it with one block",
+    ),
+    acl(
+        507_015,
+        "RT_AICORE_EXCEPTION",
+        "an AI Core raised an exception, mostly an address out of range or misaligned: the \
+        device log names the core and the program counter",
+    ),
+    acl(
+        507_017,
+        "RT_AICPU_TIMEOUT",
+        "an AI CPU task did not finish in time: the scheduler on it waits for kernels that do \
+        not complete",
+    ),
+    acl(
+        507_018,
+        "RT_AICPU_EXCEPTION",
+        "an AI CPU task raised an exception: the runtime's own error code in the log says \
+        which, often a capacity that was exceeded",
+    ),
+    acl(
+        507_046,
+        "RT_STREAM_SYNC_TIMEOUT",
+        "the stream did not become idle in time: a kernel hangs, or the time limit is \
+        below what the case needs",
+    ),
+    acl(507_899, "RT_DRV_INTERNAL_ERROR", "the driver failed inside: check the device with npu-smi and reset it"),
+    capacity(
+        1,
+        "SCOPE_DEADLOCK",
+        "tasks of one scope do not fit its window and wait for each other: open smaller scopes, or \
+        enlarge the runtime's task window",
+    ),
+    capacity(
+        2,
+        "HEAP_RING_DEADLOCK",
+        "the ring of intermediate tensors is full of tensors that are still needed: enlarge \
+        the runtime's heap, or run fewer tokens (long completions are known to end here)",
+    ),
+    capacity(
+        3,
+        "FLOW_CONTROL_DEADLOCK",
+        "the ring of tasks is full and none of them can finish: enlarge the runtime's task \
+        window",
+    ),
+    capacity(
+        4,
+        "DEP_POOL_OVERFLOW",
+        "there are more dependencies between tasks than the pool holds: enlarge the runtime's \
+        dependency pool",
+    ),
+    capacity(
+        11,
+        "TENSORMAP_OVERFLOW",
+        "there are more tensors alive than the tensor map holds: enlarge it, or free tensors \
+        earlier",
+    ),
+];
+
+const fn acl(code: i32, name: &'static str, advice: &'static str) -> Fault {
+    Fault { kind: FaultKind::AscendCl, code, name, advice }
+}
+
+const fn capacity(code: i32, name: &'static str, advice: &'static str) -> Fault {
+    Fault { kind: FaultKind::Capacity, code, name, advice }
+}
+
+impl Fault {
+    /// The known error of this kind and number.
+    #[must_use]
+    pub fn known(kind: FaultKind, code: i32) -> Option<&'static Self> {
+        FAULTS.iter().find(|fault| fault.kind == kind && fault.code == code)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}", self.name, self.code, self.advice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_known_error_has_one_number_and_one_name() {
+        for (index, fault) in FAULTS.iter().enumerate() {
+            assert_eq!(Fault::known(fault.kind, fault.code), Some(fault));
+            assert!(FAULTS[..index].iter().all(|other| other.name != fault.name), "{}", fault.name);
+            assert!(!fault.advice.is_empty());
+        }
+        assert_eq!(Fault::known(FaultKind::Capacity, 507_018), None);
+    }
+}
