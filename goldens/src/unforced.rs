@@ -2,34 +2,31 @@
 //! permitted freedoms are sampled inside the reference, and the device is judged against that distribution
 //! (`docs/verdicts.md`, Unforced).
 
+mod flips;
+mod sampling;
+mod scale;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use half::bf16;
 use ndarray::Array2;
-use rayon::prelude::*;
 use reference::bounds::bf16_cell;
 use reference::rounding::{round_f32, to_bf16};
 use reference::stages::{Context, STAGES, Stage, run_stage, stage_of};
-use reference::{BATCH, DType, Deviation, Freedom, LayerInputs, Policy, Rounding, Site, Tensor, TensorId, Trace};
+use reference::{BATCH, Deviation, LayerInputs, Policy, Rounding, Site, Tensor, TensorId, Trace};
 
 use crate::Mark;
 use crate::compare::{Found, Session, found_writes, narrowing_mark, same, same_bf16, tie_tally};
 use crate::judge::Progress;
 use crate::place::{counted, place};
 use crate::rules::TieTally;
-use crate::spread::{Distribution, MOVED, Row, TESTS};
+use crate::spread::{Distribution, Row, TESTS};
 use crate::tally::Comparison;
 
-/// Sampled devices with a fault, in whose place the one device that is judged may be.
-const FAULTY_SAMPLES: u64 = 16;
-
-/// Sampled devices: as many as a small model makes cheap, at least sixteen.
-fn samples(inputs: &LayerInputs<'_>) -> u64 {
-    let geometry = inputs.geometry;
-    let weights = geometry.hidden_size * (2 * geometry.q_width() + 3 * geometry.intermediate_size);
-    if weights < 1 << 26 { 64 } else { 16 }
-}
+use sampling::Gap;
+pub use sampling::Sampled;
+use scale::Scale;
 
 /// Judges `device` against the reference run forward from what is known, and against sampled runs of it at the
 /// run's false-alarm probability. Without `sampling` every difference stays drift.
@@ -44,7 +41,7 @@ pub fn compare(
     let inputs = session.inputs;
     let deviations = session.deviations;
     let needed = needed_stages(id, known, deviations);
-    let nominal = replay(&session.context(&session.rules.policy), known, &needed, None);
+    let mut nominal = replay(&session.context(&session.rules.policy), known, &needed, None);
     // The nearest of the rows that share a slot is taken for its writer.
     let distance = |row: usize| -> f64 {
         let (nominal, device) = (nominal.bf16(id), device.bf16());
@@ -70,37 +67,34 @@ pub fn compare(
         notes.extend(session.rules.violation(site).cloned());
     }
     let policy = session.rules.policy.clone();
-    let reference = renarrowed(&nominal, id, site, &policy);
+    // Under a violated tie rule, ties alone are set apart before anything is measured.
+    let mark = |nominal: &Trace, reference: &Tensor, (row, column): (usize, usize)| {
+        let tie = |(wide, site): (&Arc<Array2<f32>>, Site)| {
+            narrowing_mark(wide[(row, column)], device.bf16()[(row, column)], policy.at(site)) == Mark::Tie
+        };
+        match found(row, column) {
+            Found::OtherRow => Mark::Skipped,
+            _ if same(device, reference, row, column) => Mark::Exact,
+            Found::Unlisted => Mark::Skipped,
+            _ if violated && nominal.wide(id).zip(site).is_some_and(tie) => Mark::Tie,
+            _ => Mark::Drift,
+        }
+    };
+    let [height, width] = device.shape();
+    let marks = |nominal: &Trace, reference: &Tensor| {
+        Array2::from_shape_fn((height, width), |place| mark(nominal, reference, place))
+    };
+    let reference = Arc::new(renarrowed(&nominal, id, site, &policy));
     let mut comparison = Comparison {
         id,
         forced: false,
         device: Arc::clone(device),
-        marks: Array2::from_elem((device.shape()[0], device.shape()[1]), Mark::Exact),
-        reference: Arc::new(reference),
+        marks: marks(&nominal, &reference),
+        reference,
         energy: 0.0,
         violated,
         notes,
     };
-    // Under a violated tie rule, ties alone are set apart before anything is measured.
-    let tie = |row: usize, column: usize| {
-        let mark = |(wide, site): (&Arc<Array2<f32>>, Site)| {
-            narrowing_mark(wide[(row, column)], device.bf16()[(row, column)], policy.at(site))
-        };
-        violated && nominal.wide(id).zip(site).map(mark) == Some(Mark::Tie)
-    };
-    for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
-        *mark = if found(row, column) == Found::OtherRow {
-            Mark::Skipped
-        } else if same(device, &comparison.reference, row, column) {
-            Mark::Exact
-        } else if found(row, column) == Found::Unlisted {
-            Mark::Skipped
-        } else if tie(row, column) {
-            Mark::Tie
-        } else {
-            Mark::Drift
-        };
-    }
     if !comparison.drifts() {
         return comparison;
     }
@@ -109,16 +103,22 @@ pub fn compare(
     comparison.energy = scale.measure(device, &comparison.reference, drifts).iter().map(|row| row.energy).sum();
     if let Some(false_alarm) = sampling {
         let rows = distinct_rows(inputs);
-        let sampled = || {
-            let target = Target { id, inputs, scale: &scale, reference: &comparison.reference, rows: &rows };
-            target.sample(session, &policy, known, &needed, &nominal, progress)
-        };
+        let gap = Gap { session, id, site, policy: &policy, known, needed: &needed, nominal: &nominal };
+        let sampled = || gap.sample(&scale, &rows, progress);
         // Where nothing else was captured, every device of the case has the same distribution.
         let alone = session.evidence.tensors.keys().eq([&id]);
-        let distribution = match session.memo.filter(|_| alone) {
-            Some(memo) => memo.distribution(id, &policy, deviations, sampled),
+        let sampled = match session.memo.filter(|_| alone) {
+            Some(memo) => memo.sampled(id, &policy, deviations, sampled),
             None => sampled(),
         };
+        let canonical = Arc::clone(&comparison.reference);
+        let nearest = sampled.nearest_flips(&scale, device).map(|flips| (gap.run(&flips), gap.note(&flips)));
+        if let Some((run, note)) = nearest {
+            nominal = run;
+            comparison.reference = Arc::new(renarrowed(&nominal, id, site, &policy));
+            comparison.marks = marks(&nominal, &comparison.reference);
+            comparison.notes.push(note);
+        }
         let rules = ruled(&policy, deviations);
         let test = Test {
             id,
@@ -128,7 +128,13 @@ pub fn compare(
             lambda: session.confidence.lambda(),
             whole: faulty && !recast,
         };
-        test.judge(&mut comparison, &nominal, &rows, &distribution, false_alarm / TESTS);
+        test.judge(&mut comparison, &nominal, &rows, &sampled.distribution, false_alarm / TESTS);
+        // What flips before the tensor explain is explained, not exact.
+        for ((row, column), mark) in comparison.marks.indexed_iter_mut() {
+            if *mark == Mark::Exact && !same(device, &canonical, row, column) {
+                *mark = Mark::Flip;
+            }
+        }
     }
     if comparison.drifts() {
         comparison.notes.extend(other_ties(session, id, device, &comparison.reference));
@@ -163,52 +169,6 @@ fn other_ties(session: &Session<'_, '_>, id: TensorId, device: &Tensor, referenc
              before this tensor that was not captured"
         )
     })
-}
-
-/// A tensor whose distribution is sampled.
-struct Target<'a, 'd> {
-    id: TensorId,
-    inputs: &'a LayerInputs<'d>,
-    scale: &'a Scale,
-    reference: &'a Tensor,
-    rows: &'a [usize],
-}
-
-impl Target<'_, '_> {
-    /// What permitted freedoms do to the tensor. Where sampled devices hardly move, a rare single flip must be excused
-    /// all the same: freedoms are enlarged until enough rows show what flips do.
-    fn sample(
-        &self,
-        session: &Session<'_, '_>,
-        policy: &Policy,
-        known: &Trace,
-        needed: &[usize],
-        nominal: &Trace,
-        progress: &dyn Progress,
-    ) -> Distribution {
-        let most = if session.deviations.is_empty() { samples(self.inputs) } else { FAULTY_SAMPLES };
-        let mut distribution = Distribution::default();
-        for gain in [1u32, 16, 256, 4096] {
-            if distribution.moved >= MOVED {
-                break;
-            }
-            let samples = if gain == 1 { most } else { most / 4 };
-            let measured = |seed: u64| {
-                progress.step(&format!("{} against sampled device {} of {samples}", self.id.name(), seed + 1));
-                let freedom = if gain == 1 { Freedom::Sampled { seed } } else { Freedom::Enlarged { seed, gain } };
-                let policy = policy.clone().under(freedom);
-                let sample = replay(&session.context(&policy), known, needed, Some(nominal));
-                sample.get(self.id).map(|sample| self.scale.measure(sample, self.reference, |_, _| true))
-            };
-            // Whole devices at a time: much of one is sequential. They are added up in the order of their seeds.
-            let measured: Vec<_> = (0..samples).into_par_iter().map(measured).collect();
-            for measured in measured.iter().flatten() {
-                distribution.add(self.rows.iter().map(|&row| &measured[row]));
-            }
-        }
-        distribution.finish();
-        distribution
-    }
 }
 
 /// The tests of one tensor.
@@ -477,78 +437,6 @@ fn distinct_rows(inputs: &LayerInputs<'_>) -> Vec<usize> {
     let active = inputs.batch.active;
     let row0 = inputs.hidden_states.row(0);
     (0..BATCH).filter(|&b| b < active || inputs.hidden_states.row(b) != row0).collect()
-}
-
-/// Units in which differences of a tensor are measured: the BF16 spacing at an element's size, or at the
-/// size of its row where the element is small; one code for INT8.
-struct Scale {
-    units: Array2<f64>,
-    /// The batch row of each tensor row.
-    rows: Vec<usize>,
-    /// Whether the tensor is BF16 or INT8, so that small displacements leave most elements in place.
-    narrowed: bool,
-}
-
-impl Scale {
-    fn new(reference: &Tensor, id: TensorId, inputs: &LayerInputs<'_>) -> Self {
-        let [rows, columns] = reference.shape();
-        let spacing = |x: f64| if x > 0.0 && x.is_finite() { 2f64.powi(x.log2().floor() as i32 - 7) } else { 1.0 };
-        let mut units = Array2::from_elem((rows, columns), 1.0);
-        if reference.dtype() != DType::I8 {
-            for row in 0..rows {
-                let squares: f64 = (0..columns).map(|c| f64::from(reference.get(row, c)).powi(2)).sum();
-                let typical = (squares / columns.max(1) as f64).sqrt();
-                for column in 0..columns {
-                    let mut size = f64::from(reference.get(row, column)).abs().max(typical);
-                    if id == TensorId::Out {
-                        // The residual that the output is added to may be larger than their sum.
-                        size = size.max(inputs.hidden_states[(row, column)].to_f64().abs());
-                    }
-                    units[(row, column)] = spacing(size);
-                }
-            }
-        }
-        let of = |row| place(id, inputs.geometry, row, 0).row;
-        Self { units, rows: (0..rows).map(of).collect(), narrowed: reference.dtype() != DType::F32 }
-    }
-
-    /// Distance of one element in units; infinite when finiteness differs.
-    fn distance(&self, a: &Tensor, b: &Tensor, row: usize, column: usize) -> f64 {
-        let difference = (f64::from(a.get(row, column)) - f64::from(b.get(row, column))).abs();
-        if difference.is_nan() { f64::INFINITY } else { difference / self.units[(row, column)] }
-    }
-
-    /// Measures the difference of each batch row from the nominal one.
-    fn measure(&self, a: &Tensor, nominal: &Tensor, counts: impl Fn(usize, usize) -> bool) -> Vec<Row> {
-        let mut rows = vec![Row::default(); BATCH];
-        for (row, &batch_row) in self.rows.iter().enumerate() {
-            let measured = &mut rows[batch_row];
-            for column in 0..self.units.ncols() {
-                measured.elements += 1;
-                if counts(row, column) && !same(a, nominal, row, column) {
-                    let (x, y) = (a.get(row, column), nominal.get(row, column));
-                    measured.energy += self.distance(a, nominal, row, column).powi(2);
-                    measured.differing += 1;
-                    measured.lean += if (x > y) == (y > 0.0) { 1.0 } else { -1.0 };
-                }
-            }
-        }
-        for row in &mut rows {
-            row.energy /= row.elements.max(1) as f64;
-            row.lean /= row.differing.max(1) as f64;
-        }
-        rows
-    }
-
-    /// The least energy that may count against a row: a few elements by one unit, however still the samples were.
-    /// FP32 values always move, so that their samples speak for themselves.
-    fn floor(&self, batch_row: usize) -> f64 {
-        if !self.narrowed {
-            return 0.0;
-        }
-        let elements = self.rows.iter().filter(|&&row| row == batch_row).count() * self.units.ncols();
-        8.0 / elements.max(1) as f64
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use reference::{Deviation, Policy, Site, Tensor, TensorId};
 
-use crate::spread::Distribution;
+use crate::unforced::Sampled;
 
 /// Faults by name, and the rule at each site.
 type Kernel = (Vec<String>, [&'static str; Site::ALL.len()]);
@@ -15,7 +15,7 @@ type Kernel = (Vec<String>, [&'static str; Site::ALL.len()]);
 #[derive(Debug, Default)]
 pub struct Memo {
     outs: Mutex<BTreeMap<Kernel, Arc<Tensor>>>,
-    distributions: Mutex<BTreeMap<(TensorId, Kernel), Distribution>>,
+    sampled: Mutex<BTreeMap<(TensorId, Kernel), Sampled>>,
 }
 
 impl Memo {
@@ -37,19 +37,19 @@ impl Memo {
     }
 
     /// How far freedoms move a tensor of a kernel with faults.
-    pub(crate) fn distribution(
+    pub(crate) fn sampled(
         &self,
         id: TensorId,
         policy: &Policy,
         faults: &[&Deviation],
-        sample: impl FnOnce() -> Distribution,
-    ) -> Distribution {
+        sample: impl FnOnce() -> Sampled,
+    ) -> Sampled {
         let key = (id, kernel(policy, faults));
-        let held = locked(&self.distributions).get(&key).cloned();
+        let held = locked(&self.sampled).get(&key).cloned();
         held.unwrap_or_else(|| {
-            let distribution = sample();
-            locked(&self.distributions).insert(key, distribution.clone());
-            distribution
+            let sampled = sample();
+            locked(&self.sampled).insert(key, sampled.clone());
+            sampled
         })
     }
 }
