@@ -187,7 +187,38 @@ fn settled_walk(walker: &Walker<'_, '_>, rules: Rules) -> Walk {
             }
         }
     }
-    if settled.is_empty() { walk } else { walker.walk(best.0, true) }
+    let walk = if settled.is_empty() { walk } else { walker.walk(best.0, true) };
+    other_rules(walker, walk, &open)
+}
+
+/// Behind a gap, ties that went the other way move rows as flips do, and how far says little about which site they are of.
+/// A device that drifts there alone is judged under other rules of the sites whose ties nobody saw: one rule at all of them,
+/// then site by site, and those with the least drift are kept.
+fn other_rules(walker: &Walker<'_, '_>, walk: Walk, hidden: &[Site]) -> Walk {
+    let drift = |walk: &Walk| -> u64 { walk.comparisons.iter().map(|c| c.count(Mark::Drift)).sum() };
+    if walk.comparisons.iter().any(|c| c.forced && c.drifts()) {
+        return walk;
+    }
+    // Probabilities are never captured.
+    let sites: Vec<Site> =
+        hidden.iter().copied().chain([Site::Prob].into_iter().filter(|&site| walk.rules.is_open(site))).collect();
+    let alike = |rule: Rounding| sites.iter().map(move |&site| (site, rule)).collect::<Vec<_>>();
+    let each = sites.iter().flat_map(|&site| [Rounding::Rne, Rounding::TiesAway].map(|rule| vec![(site, rule)]));
+    let mut best = walk;
+    for change in [alike(Rounding::Rne), alike(Rounding::TiesAway)].into_iter().chain(each) {
+        if drift(&best) == 0 {
+            break;
+        }
+        let mut rules = best.rules.clone();
+        change.iter().for_each(|&(site, rule)| rules.policy.set(site, rule));
+        if rules.policy != best.rules.policy {
+            let found = walker.walk(rules, true);
+            if drift(&found) < drift(&best) {
+                best = found;
+            }
+        }
+    }
+    best
 }
 
 /// Free sites whose tensor the device did not give, in contract order.

@@ -55,46 +55,12 @@ pub fn compare(
     let dim = inputs.geometry.head_dim;
     let found = |row: usize, column: usize| found.as_ref().map_or(Found::Listed, |found| found[(row, column / dim)]);
 
-    // The tie rule of the tensor's own cast: with freedom before it single ties say little, all together much.
-    let mut violated = false;
-    let mut notes = Vec::new();
     let faulty = touched(stage_of(id), deviations);
     // Faults that are another rounding rule leave the rest of the stage as it is.
     let recast = faulty && deviations.iter().all(|deviation| deviation.rule.is_some());
     let site = stage_of(id).sites.last().copied().filter(|site| !site.is_int8() && !faulty);
-    if let (Some(site), Some(wide)) = (site, nominal.wide(id)) {
-        violated = session.rules.settle(site, majority(wide, device.bf16(), id));
-        notes.extend(session.rules.violation(site).cloned());
-    }
-    let policy = session.rules.policy.clone();
-    // Under a violated tie rule, ties alone are set apart before anything is measured.
-    let mark = |nominal: &Trace, reference: &Tensor, (row, column): (usize, usize)| {
-        let tie = |(wide, site): (&Arc<Array2<f32>>, Site)| {
-            narrowing_mark(wide[(row, column)], device.bf16()[(row, column)], policy.at(site)) == Mark::Tie
-        };
-        match found(row, column) {
-            Found::OtherRow => Mark::Skipped,
-            _ if same(device, reference, row, column) => Mark::Exact,
-            Found::Unlisted => Mark::Skipped,
-            _ if violated && nominal.wide(id).zip(site).is_some_and(tie) => Mark::Tie,
-            _ => Mark::Drift,
-        }
-    };
-    let [height, width] = device.shape();
-    let marks = |nominal: &Trace, reference: &Tensor| {
-        Array2::from_shape_fn((height, width), |place| mark(nominal, reference, place))
-    };
-    let reference = Arc::new(renarrowed(&nominal, id, site, &policy));
-    let mut comparison = Comparison {
-        id,
-        forced: false,
-        device: Arc::clone(device),
-        marks: marks(&nominal, &reference),
-        reference,
-        energy: 0.0,
-        violated,
-        notes,
-    };
+    let cast = Cast { id, site, device, found: &found };
+    let mut comparison = cast.beside(session, &nominal);
     if !comparison.drifts() {
         return comparison;
     }
@@ -102,6 +68,7 @@ pub fn compare(
     let drifts = |row, column| comparison.marks[(row, column)] == Mark::Drift;
     comparison.energy = scale.measure(device, &comparison.reference, drifts).iter().map(|row| row.energy).sum();
     if let Some(false_alarm) = sampling {
+        let policy = session.rules.policy.clone();
         let rows = distinct_rows(inputs);
         let gap = Gap { session, id, site, policy: &policy, known, needed: &needed, nominal: &nominal };
         let sampled = || gap.sample(&scale, &rows, progress);
@@ -115,10 +82,11 @@ pub fn compare(
         let nearest = sampled.nearest_flips(&scale, device).map(|flips| (gap.run(&flips), gap.note(&flips)));
         if let Some((run, note)) = nearest {
             nominal = run;
-            comparison.reference = Arc::new(renarrowed(&nominal, id, site, &policy));
-            comparison.marks = marks(&nominal, &comparison.reference);
+            // Beside the nearest run, more of the device's ties are seen.
+            comparison = Comparison { energy: comparison.energy, ..cast.beside(session, &nominal) };
             comparison.notes.push(note);
         }
+        let policy = session.rules.policy.clone();
         let rules = ruled(&policy, deviations);
         let test = Test {
             id,
@@ -126,6 +94,7 @@ pub fn compare(
             scale: &scale,
             rules: &rules,
             lambda: session.confidence.lambda(),
+            attention: needed.iter().any(|&stage| STAGES[stage].writes.contains(&TensorId::AttnOut)),
             whole: faulty && !recast,
         };
         test.judge(&mut comparison, &nominal, &rows, &sampled.distribution, false_alarm / TESTS);
@@ -171,6 +140,52 @@ fn other_ties(session: &Session<'_, '_>, id: TensorId, device: &Tensor, referenc
     })
 }
 
+/// The last cast of a tensor behind a gap.
+struct Cast<'a> {
+    id: TensorId,
+    site: Option<Site>,
+    device: &'a Arc<Tensor>,
+    /// What the device says of an element's cache row.
+    found: &'a dyn Fn(usize, usize) -> Found,
+}
+
+impl Cast<'_> {
+    /// The device beside a run: every element exact, a tie or drift, for nothing is measured yet. The cast's tie rule is read
+    /// off the device first: with freedom before it single ties say little, all together much.
+    fn beside(&self, session: &mut Session<'_, '_>, run: &Trace) -> Comparison {
+        let (id, device) = (self.id, self.device);
+        let wide = self.site.zip(run.wide(id));
+        let violated = wide.is_some_and(|(site, wide)| session.rules.settle(site, majority(wide, device.bf16(), id)));
+        let policy = &session.rules.policy;
+        let reference = renarrowed(run, id, self.site, policy);
+        // Under a violated tie rule, ties alone are set apart before anything is measured.
+        let tie = |row, column| {
+            let mark = |(site, wide): (Site, &Arc<Array2<f32>>)| {
+                narrowing_mark(wide[(row, column)], device.bf16()[(row, column)], policy.at(site))
+            };
+            violated && wide.map(mark) == Some(Mark::Tie)
+        };
+        let mark = |(row, column)| match (self.found)(row, column) {
+            Found::OtherRow => Mark::Skipped,
+            _ if same(device, &reference, row, column) => Mark::Exact,
+            Found::Unlisted => Mark::Skipped,
+            _ if tie(row, column) => Mark::Tie,
+            _ => Mark::Drift,
+        };
+        let [rows, columns] = device.shape();
+        Comparison {
+            id,
+            forced: false,
+            device: Arc::clone(device),
+            marks: Array2::from_shape_fn((rows, columns), mark),
+            reference: Arc::new(reference),
+            energy: 0.0,
+            violated,
+            notes: self.site.and_then(|site| session.rules.violation(site).cloned()).into_iter().collect(),
+        }
+    }
+}
+
 /// The tests of one tensor.
 struct Test<'a, 'd> {
     id: TensorId,
@@ -178,6 +193,8 @@ struct Test<'a, 'd> {
     scale: &'a Scale,
     rules: &'a Policy,
     lambda: f64,
+    /// Whether attention lies behind the gap.
+    attention: bool,
     /// Whether values count as they are: a kernel with faults may have other casts in the tensor's own stage.
     whole: bool,
 }
@@ -246,9 +263,20 @@ impl Test<'_, '_> {
         samples: &Distribution,
         p: f64,
     ) -> (BTreeSet<usize>, String) {
-        let energies: Vec<f64> = rows.iter().map(|&row| measured[row].energy).collect();
-        let (far, how_far) = samples.too_far(&energies, |index| self.scale.floor(rows[index]), p);
-        let mut set: BTreeSet<usize> = far.into_iter().map(|index| rows[index]).collect();
+        let active = self.inputs.batch.active;
+        // Behind attention, padding rows hold what row 0 has there, and move with it: they are looked at one by one.
+        let (bound, free): (Vec<usize>, Vec<usize>) = rows.iter().partition(|&&row| self.attention && row >= active);
+        let groups = std::iter::once(free).chain(bound.into_iter().map(|row| vec![row]));
+        let (mut set, mut how_far) = (BTreeSet::new(), String::new());
+        for group in groups {
+            let energies: Vec<f64> = group.iter().map(|&row| measured[row].energy).collect();
+            let share = p * group.len() as f64 / rows.len() as f64;
+            let (far, how) = samples.too_far(&energies, |index| self.scale.floor(group[index]), share);
+            if !far.is_empty() {
+                set.extend(far.into_iter().map(|index| group[index]));
+                how_far = how;
+            }
+        }
         // Replicas of a row that is too far are so too.
         let least = set.iter().map(|&row| measured[row].energy).fold(f64::INFINITY, f64::min);
         set.extend((0..BATCH).filter(|row| !rows.contains(row) && measured[*row].energy >= least));

@@ -85,7 +85,8 @@ impl Sampled {
 /// A sampled device: the target, and what tells where it lies.
 type Device = Trace;
 
-/// Places at which a row's right devices lie; none where there are too many to tell them apart.
+/// Places at which a row's right devices lie; none where nothing that is quantized lies behind the gap, or where there are too
+/// many to tell them apart.
 type Places = Option<Vec<Flips>>;
 
 impl Gap<'_, '_, '_> {
@@ -121,7 +122,10 @@ impl Gap<'_, '_, '_> {
             }
             add(&mut sampled, &self.devices(gain, few, progress), rows);
         }
-        sampled.distribution.finish();
+        match scale.narrowed {
+            true => sampled.distribution.finish(),
+            false => sampled.distribution.finish_whole(),
+        }
         sampled
     }
 
@@ -142,8 +146,9 @@ impl Gap<'_, '_, '_> {
 
     /// Where the rows of right devices lie: at each combination of the flips that these devices showed.
     fn places(&self, devices: &[Device]) -> Vec<Places> {
-        let mut places: Vec<Places> = vec![Some(vec![Flips::default()]); BATCH];
-        for place in (0..QUANTIZED.len()).filter(|&place| self.behind()[place]) {
+        let behind = self.behind();
+        let mut places: Vec<Places> = vec![behind.contains(&true).then(|| vec![Flips::default()]); BATCH];
+        for place in (0..QUANTIZED.len()).filter(|&place| behind[place]) {
             // Flips are told against the run that has the earlier ones.
             let bases = self.runs(&places);
             let mut seen = vec![Seen::default(); BATCH];
