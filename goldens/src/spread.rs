@@ -7,6 +7,9 @@ pub const TESTS: f64 = 1024.0;
 /// Sampled rows that must have moved before the samples are taken to show what flips do.
 pub const MOVED: usize = 8;
 
+/// Samples beyond an energy from which on they are counted.
+const COUNTED: usize = 8;
+
 /// How a batch row differs from the nominal one.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
@@ -94,9 +97,10 @@ impl Distribution {
 
     /// Logarithm of the probability, at its upper confidence limit, that a right row exceeds `energy`.
     pub fn log_survival(&self, energy: f64) -> f64 {
-        let above = self.energies.iter().filter(|&&t| t >= energy).count() as f64;
-        if above >= 8.0 {
-            return ((above + 2.0 * above.sqrt()) / self.energies.len() as f64).ln();
+        let counted = |above: f64| ((above + 2.0 * above.sqrt()) / self.energies.len() as f64).ln();
+        let above = self.energies.iter().filter(|&&t| t >= energy).count();
+        if above >= COUNTED {
+            return counted(above as f64);
         }
         if self.tail == 0.0 {
             // Nothing ever moved.
@@ -104,7 +108,10 @@ impl Distribution {
         }
         let exponential = self.share.ln() - (energy - self.median).max(0.0) / self.tail;
         let power = self.power.map(|power| self.share.ln() - (energy / self.median).max(1.0).ln() / power);
-        power.map_or(exponential, |power| power.max(exponential))
+        // Where one flip makes most of the energy, samples crowd just below it: from what is counted it goes on as steeply.
+        let last = self.energies.len().checked_sub(COUNTED).and_then(|index| self.energies.get(index));
+        let crowd = last.map(|last| counted(COUNTED as f64) - (energy - last) / self.tail);
+        [power, crowd].into_iter().flatten().fold(exponential, f64::max).min(0.0)
     }
 
     /// Which of `energies`, one a row, permitted freedoms do not reach at the false-alarm probability `p`: the `k`
