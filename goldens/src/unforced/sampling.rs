@@ -116,8 +116,9 @@ impl Gap<'_, '_, '_> {
         let told: Vec<usize> = rows.iter().copied().filter(|&row| places[row].is_some()).collect();
         add(&mut sampled, &right, rows);
         add(&mut sampled, &wide, &told);
+        // Of rows that lie at places, flips that are not within reach of the wide devices are not within a right one's.
         for gain in [16, 256, 4096] {
-            if sampled.distribution.moved >= MOVED {
+            if sampled.distribution.moved >= MOVED || !told.is_empty() {
                 break;
             }
             add(&mut sampled, &self.devices(gain, few, progress), rows);
