@@ -37,6 +37,12 @@ pub(super) fn find(path: &Path, options: &ReadOptions) -> Result<Found, DumpErro
     if files.is_empty() {
         return Err(DumpError::new(path, DumpFault::EmptyDirectory));
     }
+    if let [only] = files.as_slice()
+        && tensors_file::is_named(only)
+    {
+        // A checkpoint of one file, as one of several with an index.
+        return file(only, options);
+    }
     let mut found = Found::new(Format::Directory, Vec::new());
     for entry in files {
         let below = entry.strip_prefix(path).unwrap_or(&entry).with_extension("");

@@ -128,6 +128,8 @@ pub enum DumpFault {
 
     #[error("tensor `{tensor}` holds {found} bytes, but its shape {shape:?} of {dtype} takes {needed}")]
     Unwritable { tensor: String, found: usize, shape: Vec<usize>, dtype: String, needed: usize },
+    #[error("a tensor cannot be named `{0}`: safetensors files keep their own metadata under that name")]
+    Reserved(String),
     #[error("element type {dtype} cannot be written as {format}; {advice}")]
     Unsupported { dtype: String, format: &'static str, advice: &'static str },
 }

@@ -127,8 +127,7 @@ pub(super) fn encode_header(arrays: &[NamedArray]) -> Result<(Vec<u8>, Vec<&Name
     for NamedArray { name, array } in &ordered {
         length(name, array.dtype, &array.shape)?;
         if name == "__metadata__" {
-            let why = "is the name of the file's own metadata and can be no tensor's".to_owned();
-            return Err(DumpFault::Member { member: name.clone(), why });
+            return Err(DumpFault::Reserved(name.clone()));
         }
         let begin = end;
         end = end.saturating_add(array.bytes.len());

@@ -72,6 +72,9 @@ fn what_is_no_dump_is_refused_by_name() {
 #[test]
 fn a_directory_of_files_is_one_dump() {
     let dir = tempfile::tempdir().unwrap();
+    write_safetensors(&dir.path().join("model.safetensors"), &[named("a.b", array(Dtype::I8, &[3], 3))]).unwrap();
+    assert_eq!(plain(dir.path()).unwrap().arrays[0].name, "a.b");
+    fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     fs::create_dir(dir.path().join("out")).unwrap();
     write_pt(&dir.path().join("out/attn_out.pt"), &array(Dtype::BF16, &[4], 1)).unwrap();
     write_npy(&dir.path().join("q.npy"), &array(Dtype::F32, &[], 2)).unwrap();
