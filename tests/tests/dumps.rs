@@ -85,7 +85,7 @@ fn every_sample_reads_with_the_hash_of_its_writer() {
 #[test]
 fn samples_to_refuse_are_refused_by_name() {
     for (file, said) in [
-        ("pt/refuse.callable.pt", "`builtins.print`"),
+        ("pt/refuse.callable.pt", "`__builtin__.print`"),
         ("pt/refuse.truncated.pt", "cut short"),
         ("npy/refuse.object.npy", "descr is \"|O\""),
         ("npy/refuse.structured.npy", "descr is a structure of fields"),

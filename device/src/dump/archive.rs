@@ -55,7 +55,7 @@ impl<'a> Archive<'a> {
         if zip.metadata().has_duplicate_names() {
             return Err(DumpFault::Archive("two of its members have one name".into()));
         }
-        let mut members = Vec::new();
+        let (mut members, mut ranges) = (Vec::new(), Vec::new());
         for index in 0..zip.len() {
             let file = zip.by_index_raw(index).map_err(|error| unreadable(&error))?;
             let name = file.name().map_err(|error| unreadable(&error))?.into_owned();
@@ -72,6 +72,9 @@ impl<'a> Archive<'a> {
                     "is {size} bytes long and begins at byte {begin}, which leads beyond the file of {length} bytes"
                 )));
             };
+            if !range.is_empty() {
+                ranges.push((range.start, range.end, index));
+            }
             let place = match file.compression() {
                 CompressionMethod::Stored if file.size() != file.compressed_size() => {
                     let (size, stored) = (file.size(), file.compressed_size());
@@ -86,6 +89,16 @@ impl<'a> Archive<'a> {
                 return Err(refused(format!("is {} bytes long, more than this machine addresses", file.size())));
             };
             members.push(Member { name: name.clone(), size, place, checksum });
+        }
+        // Members that share bytes make a small file long: every one of them would be gone through.
+        ranges.sort_unstable();
+        let shared = ranges.windows(2).find_map(|pair| match pair {
+            [(_, end, _), (begin, _, index)] if begin < end => Some(*index),
+            _ => None,
+        });
+        if let Some(member) = shared.and_then(|index: usize| members.get(index)) {
+            let why = "lies inside another member".to_owned();
+            return Err(DumpFault::Member { member: member.name.clone(), why });
         }
         Ok(Self { bytes, zip, members })
     }

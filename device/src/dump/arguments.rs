@@ -2,6 +2,8 @@
 //! an argument, gathered, so that strides and offsets say where it came from and not how to read it. A record whose
 //! payload the runtime cut, overwrote or gave up is named with the reason, and its bytes are never given as data.
 
+mod values;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -14,10 +16,12 @@ use super::open::{Blob, Budget, Found, Stored, map};
 use super::tensors_file::is_plain_name;
 use super::{ArgumentRecord, Format, Role, Stage, Unusable};
 
+use self::values::{Functions, Shape, Value};
+
 /// Name of the manifest.
 pub(super) const MANIFEST: &str = "args_dump.json";
-/// Longest manifest read: a hundred thousand records.
-const LONGEST_MANIFEST: u64 = 32 << 20;
+/// Longest manifest read: fifty thousand records.
+const LONGEST_MANIFEST: u64 = 16 << 20;
 
 /// Whether a file's name is that of a manifest.
 pub(super) fn is_manifest(path: &Path) -> bool {
@@ -62,7 +66,7 @@ struct Record {
     kind: Kind,
     dtype: String,
     #[serde(default)]
-    shape: Vec<usize>,
+    shape: Shape,
     value: Option<Value>,
     #[serde(default)]
     truncated: bool,
@@ -78,29 +82,12 @@ struct Record {
     bin_size: u64,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Functions {
-    One(i64),
-    Several(Vec<i64>),
-}
-
 #[derive(Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 enum Kind {
     #[default]
     Tensor,
     Scalar,
-}
-
-/// A scalar as the manifest prints it.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Value {
-    Bool(bool),
-    Signed(i64),
-    Unsigned(u64),
-    Other(serde::de::IgnoredAny),
 }
 
 /// Opens an argument dump by its manifest.
@@ -180,13 +167,13 @@ fn records(manifest: Manifest, payload: Option<Blob>) -> Result<Found, DumpFault
         match record.content(&name, held, manifest.bin_file.is_some()).map_err(refused)? {
             Content::Unusable(reason) => found.unusable.push(Unusable { name: name.clone(), reason }),
             Content::Payload(dtype, place) => {
-                let layout = Layout::dense(&name, dtype, &record.shape, place, (false, false))?;
+                let layout = Layout::dense(&name, dtype, &record.shape.0, place, (false, false))?;
                 if place.1 > 0
                     && let Some(other) = places.insert(place.0, (place.1, number))
                 {
                     return Err(refused(format!("has the payload of record {}", other.1)));
                 }
-                found.tensors.push(Stored::new(name.clone(), dtype, record.shape.clone(), 0, layout));
+                found.tensors.push(Stored::new(name.clone(), dtype, record.shape.0.clone(), 0, layout));
             }
             Content::Scalar(dtype, bytes) => {
                 let layout = Layout::dense(&name, dtype, &[], (0, bytes.len()), (false, false))?;
@@ -243,10 +230,7 @@ impl Record {
     }
 
     fn argument(&self, name: String) -> ArgumentRecord {
-        let functions = match &self.func_id {
-            Functions::One(function) => vec![*function],
-            Functions::Several(functions) => functions.clone(),
-        };
+        let functions = self.func_id.0.clone();
         let (task, role, stage, index) = (self.task_id.clone(), self.role, self.stage, self.arg_index);
         ArgumentRecord { name, task, functions, role, stage, index }
     }
@@ -275,14 +259,14 @@ impl Record {
         let Some(dtype) = dtype(&self.dtype) else {
             return Ok(Content::Unusable(format!("element type {:?} is not known", clip(&self.dtype))));
         };
-        let needed = length(name, dtype, &self.shape).map_err(|fault| fault.to_string())?;
+        let needed = length(name, dtype, &self.shape.0).map_err(|fault| fault.to_string())?;
         if !has_file {
             return unusable("without payload: the dump's level selected none (bin_file is null); raise the level");
         }
         if self.bin_size != needed as u64 {
             return Err(format!(
                 "bin_size is {}, but shape {:?} of {} takes {needed} bytes",
-                self.bin_size, self.shape, self.dtype
+                self.bin_size, self.shape.0, self.dtype
             ));
         }
         let end = self.bin_offset.checked_add(self.bin_size);
@@ -305,7 +289,7 @@ impl Record {
             Value::Bool(value) => i128::from(value),
             Value::Signed(value) => value.into(),
             Value::Unsigned(value) => value.into(),
-            Value::Other(_) => return printed(),
+            Value::Other => return printed(),
         };
         let bytes = match dtype {
             Dtype::BOOL => (value == 0 || value == 1).then(|| vec![value as u8]),

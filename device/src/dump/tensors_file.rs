@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
-use cases::header::{Entry, Header, LONGEST_HEADER};
+use cases::header::{Entry, Header, LONGEST_HEADER, unique_strings};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
@@ -52,6 +52,7 @@ pub(super) fn find(blob: Blob) -> Result<Found, DumpFault> {
 
 #[derive(Deserialize)]
 struct Index {
+    #[serde(deserialize_with = "unique_strings")]
     weight_map: BTreeMap<String, String>,
 }
 

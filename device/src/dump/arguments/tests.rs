@@ -117,6 +117,7 @@ fn records_that_cannot_be_right_are_refused_by_name() {
             12,
             "cut short",
         ),
+        (manifest(&[one.replace("[2, 3]", &format!("[{}1]", "1,".repeat(64)))], ""), 12, "more than 64 numbers"),
         (format!("{{\"bin_format\": {}", "[".repeat(200_000)), 0, "args_dump.json"),
     ] {
         let error = open(&text, payload).unwrap_err();
