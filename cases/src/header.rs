@@ -186,7 +186,10 @@ fn unique<T>(pairs: Vec<(String, T)>) -> Result<BTreeMap<String, T>, HeaderError
 }
 
 /// A map of strings, refused where a name comes twice.
-pub(crate) fn unique_strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+///
+/// # Errors
+/// It is no object of strings, or a name comes twice.
+pub fn unique_strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     unique(Pairs::deserialize(deserializer)?.0).map_err(serde::de::Error::custom)
 }
 
