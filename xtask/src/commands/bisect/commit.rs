@@ -17,7 +17,7 @@ use goldens::commits::{self, BisectReport, Mark, Outcome, Tried};
 use self::check::{Checker, Stop};
 use self::git::Git;
 use self::worktree::Worktree;
-use super::process::Interrupt;
+use crate::process::Interrupt;
 use crate::commands::gate;
 use crate::commands::show::{Format, json};
 use crate::exit_codes::Code;

@@ -15,7 +15,7 @@ use goldens::{Job, Progress as _, judge};
 use reference::Deviation;
 use serde::Serialize;
 
-use crate::commands::bisect::process::{self, Ended, Interrupt};
+use crate::process::{self, Ended, Interrupt};
 use crate::commands::show::{Format, json};
 use crate::exit_codes::Code;
 use crate::output;

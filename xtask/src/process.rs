@@ -2,9 +2,10 @@
 //! with all that they started, also when this program is asked to end.
 
 use std::io;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ pub struct Interrupt {
     raised: Arc<AtomicBool>,
     /// Whether a command is running, which has to be ended first.
     running: Arc<AtomicBool>,
+    /// What goes with the program.
+    temporary: Arc<Mutex<Vec<PathBuf>>>,
 }
 
 impl Interrupt {
@@ -48,10 +51,19 @@ impl Interrupt {
         handle(move || {
             theirs.raised.store(true, Ordering::SeqCst);
             if !theirs.running.load(Ordering::SeqCst) {
+                for directory in theirs.temporary.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+                    // What cannot be removed keeps nobody from ending.
+                    let _ = std::fs::remove_dir_all(directory);
+                }
                 std::process::exit(Code::Unjudged.number().into());
             }
         })?;
         Ok(interrupt)
+    }
+
+    /// A directory that is removed where such a request ends the program, which drops nothing then.
+    pub fn removes(&self, directory: PathBuf) {
+        self.temporary.lock().unwrap_or_else(PoisonError::into_inner).push(directory);
     }
 
     /// Whether it was asked.
