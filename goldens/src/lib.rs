@@ -38,7 +38,7 @@ pub use bits::{Bf16Comparison, compare_bf16};
 pub use cause::Memo;
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
 pub use only::{Only, TokenTensor};
-pub use repeat::repeatability;
+pub use repeat::{Repeats, repeatability};
 pub use runs::layerwise;
 
 /// How one element compares with the contract.
