@@ -13,6 +13,8 @@ mod checks;
 pub mod commits;
 mod compare;
 mod coverage;
+pub mod diff;
+mod elements;
 mod evidence;
 mod judge;
 pub mod maps;
@@ -29,6 +31,7 @@ pub mod run_state;
 mod runs;
 pub mod shrink;
 mod spread;
+mod statistics;
 pub mod suggest;
 mod tally;
 pub mod tokens;
@@ -36,10 +39,12 @@ mod unforced;
 
 pub use bits::{Bf16Comparison, compare_bf16};
 pub use cause::Memo;
+pub use elements::Scalar;
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
 pub use only::{Only, TokenTensor};
 pub use repeat::{Repeats, repeatability};
 pub use runs::layerwise;
+pub use statistics::{Statistics, statistics};
 
 /// How one element compares with the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 //! A [`Bench`] is one case with its inputs and a device's outputs: a recorded bundle of the repository, or a
 //! small case that the reference itself runs as the device. A [`Device`] is what such a device computed,
 //! step by step; a test changes steps of it, lets what follows from the change follow, and hands the
-//! outputs to [`Bench::judge`]. [`written`] edits sparse cache rows, [`said`] reads a report.
+//! outputs to [`Bench::judge`]. [`written`] edits sparse cache rows, [`said`] reads a report. [`targets`] are the readers of
+//! hostile bytes.
 
 // This crate is test code from end to end: a helper that cannot go on ends the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -14,6 +15,7 @@ mod files;
 mod program;
 mod run;
 pub mod said;
+pub mod targets;
 pub mod written;
 
 pub use bench::{Bench, Visible, small, with_recipe};

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::commands::{bench, bisect, case, doctor, gate, model, power, report as reports, tokens};
+use crate::commands::{bench, bisect, case, diff, doctor, gate, inspect, model, power, report as reports, tokens};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -39,6 +39,8 @@ impl Cli {
             Command::Model(model) => model.run(),
             Command::Power(power) => power.run(),
             Command::Tokens(tokens) => tokens.run(),
+            Command::Inspect(inspect) => inspect.run(),
+            Command::Diff(diff) => diff.run(),
             Command::Doctor => doctor::run(),
             Command::Bench(bench) => bench.run(),
             Command::Report(report) => report.run(),
@@ -70,6 +72,10 @@ enum Command {
     /// Generate token sequences from a checkpoint, and judge a device's against them
     #[command(subcommand)]
     Tokens(tokens::Command),
+    /// Show the tensors of dumps: .pt, .npy, .npz, .safetensors, argument dumps, directories of them
+    Inspect(inspect::Inspect),
+    /// Compare two dumps tensor by tensor and bit by bit
+    Diff(diff::Diff),
     /// Show what this program found on this machine
     Doctor,
     /// Measure the reference's speed against this machine's own limits

@@ -53,6 +53,9 @@ pub enum Refusal {
     /// A golden, or the directory of goldens, is wrong.
     #[error(transparent)]
     Goldens(#[from] goldens::tokens::StoreError),
+    /// A dump of tensors cannot be read.
+    #[error(transparent)]
+    Arrays(#[from] device::dump::DumpError),
     /// A dump of tokens is malformed.
     #[error(transparent)]
     Dump(#[from] goldens::tokens::DumpError),

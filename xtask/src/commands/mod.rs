@@ -3,10 +3,12 @@
 pub mod bench;
 pub mod bisect;
 pub mod case;
+pub mod diff;
 pub mod doctor;
 pub mod gate;
 mod generate;
 mod golden;
+pub mod inspect;
 pub mod model;
 pub mod power;
 mod prompts;
