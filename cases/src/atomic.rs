@@ -38,10 +38,7 @@ pub fn create_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// [`io::ErrorKind::AlreadyExists`], whatever `write` says, or whatever else the file system says.
-pub fn create_atomically_with(
-    path: &Path,
-    write: impl FnOnce(&mut dyn io::Write) -> io::Result<()>,
-) -> io::Result<()> {
+pub fn create_atomically_with(path: &Path, write: impl FnOnce(&mut dyn io::Write) -> io::Result<()>) -> io::Result<()> {
     let mut file = io::BufWriter::with_capacity(1 << 20, temporary_beside(path)?);
     write(&mut file)?;
     let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;

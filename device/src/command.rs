@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use cases::header::{Entry, Header};
 use cases::{Case, Input, InputError, Inputs, Kernel, create_atomically_with};
-use reference::{DType, PAGE};
+use reference::{DType, PAGE, Tensor};
 use safetensors::Dtype;
 
 use crate::bundle::CAPTURES_FILE;
-use crate::captures::{CaptureError, CaptureFault, Captures, Layout};
+use crate::captures::{CaptureError, CaptureFault, Captures, Element as _, Layout};
 
 /// Name of the file with a case's inputs.
 pub const INPUTS_FILE: &str = "inputs.safetensors";
@@ -47,6 +47,18 @@ pub fn file_type(dtype: DType) -> Dtype {
         DType::I32 => Dtype::I32,
         DType::I64 => Dtype::I64,
     }
+}
+
+/// A tensor's elements, row-major, little-endian.
+#[must_use]
+pub fn tensor_bytes(tensor: &Tensor) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(tensor.shape().iter().product::<usize>() * tensor.dtype().size());
+    match tensor {
+        Tensor::Bf16(values) => values.iter().for_each(|value| value.encode(&mut bytes)),
+        Tensor::F32(values) => values.iter().for_each(|value| value.encode(&mut bytes)),
+        Tensor::I8(values) => values.iter().for_each(|value| value.encode(&mut bytes)),
+    }
+    bytes
 }
 
 /// Everything that the case's kernel reads, caches before the run and batch metadata included, under the names and in the

@@ -16,6 +16,7 @@ mod coverage;
 pub mod diff;
 mod elements;
 mod evidence;
+pub mod exchange;
 mod judge;
 pub mod maps;
 pub mod merge;

@@ -120,10 +120,9 @@ impl<'a> Repeats<'a> {
             None if self.runs < 2 || self.tensors == 0 => {
                 check(Verdict::Unjudged, "there is nothing that two runs gave to compare".to_owned())
             }
-            None => check(
-                Verdict::Pass,
-                format!("{} tensors of {} runs are equal, bit for bit", self.tensors, self.runs),
-            ),
+            None => {
+                check(Verdict::Pass, format!("{} tensors of {} runs are equal, bit for bit", self.tensors, self.runs))
+            }
         };
         report.checks.push(check);
     }
@@ -166,7 +165,13 @@ struct Compared {
 
 impl Compared {
     /// Adds a tensor; `differs` says how two values of it differ.
-    fn add<T>(&mut self, tensor: &'static str, a: Option<T>, b: Option<T>, differs: impl FnOnce(T, T) -> Option<String>) {
+    fn add<T>(
+        &mut self,
+        tensor: &'static str,
+        a: Option<T>,
+        b: Option<T>,
+        differs: impl FnOnce(T, T) -> Option<String>,
+    ) {
         match (a, b) {
             (Some(a), Some(b)) => {
                 self.tensors += 1;
@@ -239,11 +244,7 @@ fn tensors(a: &Tensor, b: &Tensor) -> Option<String> {
 }
 
 /// How two arrays of one shape differ.
-fn arrays<T, D: Dimension>(
-    a: &Array<T, D>,
-    b: &Array<T, D>,
-    same: impl Fn(&T, &T) -> bool,
-) -> Option<String> {
+fn arrays<T, D: Dimension>(a: &Array<T, D>, b: &Array<T, D>, same: impl Fn(&T, &T) -> bool) -> Option<String> {
     let mut differing = a.indexed_iter().zip(b.iter()).filter(|((_, a), b)| !same(a, b)).map(|((at, _), _)| at);
     let first = differing.next()?;
     let count = 1 + differing.count();
@@ -263,11 +264,7 @@ mod tests {
         let tokens =
             TokenCaptures { token_ids: Some(Captured::Values(array![[ids[0], ids[1]]])), ..TokenCaptures::default() };
         let scales = Tensor::F32(Array2::from_elem((16, 1), out));
-        Captures {
-            tensors: [(TensorId::ActScales, Captured::Values(scales))].into(),
-            tokens,
-            ..Captures::default()
-        }
+        Captures { tensors: [(TensorId::ActScales, Captured::Values(scales))].into(), tokens, ..Captures::default() }
     }
 
     fn seen(first: &Captures, later: &[Captures]) -> (Option<(usize, String)>, usize) {

@@ -103,7 +103,7 @@ fn suites_shards_and_reports_go_with_a_command() {
     let output = scratch.gate(&[&["--run", &replay()], args.as_slice()].concat());
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     let told = String::from_utf8(output.stdout).unwrap();
-    assert!(told.contains("PASS mini/active2 ") && told.contains("PASS mini/tokens2"), "{told}");
+    assert!(told.contains("PASS mini/active2 ") && told.contains("PASS mini/tokens1 "), "{told}");
     assert!(told.contains("outputs: of the command `cp "), "{told}");
     assert!(fs::read_to_string(scratch.path("page.html")).unwrap().contains("of the command"));
     assert!(scratch.path("cases.xml").exists());

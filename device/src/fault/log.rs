@@ -13,8 +13,26 @@ const ALIASES: [(&str, i32); 1] = [("FANIN_CAPACITY_EXCEEDED", 4)];
 const PREFIXES: [&str; 3] = ["ACL_ERROR_", "PTO2_ERROR_", "SIMPLER_ERROR_"];
 /// Words that make a number behind them an error code.
 const WORDS: [&str; 20] = [
-    "ret", "rc", "err", "error", "errors", "errno", "errcode", "errorcode", "retcode", "rtret", "aclret", "aclerror",
-    "code", "status", "result", "failed", "failure", "fail", "exception", "returned",
+    "ret",
+    "rc",
+    "err",
+    "error",
+    "errors",
+    "errno",
+    "errcode",
+    "errorcode",
+    "retcode",
+    "rtret",
+    "aclret",
+    "aclerror",
+    "code",
+    "status",
+    "result",
+    "failed",
+    "failure",
+    "fail",
+    "exception",
+    "returned",
 ];
 /// Words before a number that may be between it and such a word: `error code is 507018`.
 const REACH: usize = 4;
@@ -51,7 +69,10 @@ impl fmt::Display for Reported {
         match self {
             Self::Known(fault) => fault.fmt(f),
             Self::Unknown { field, code } => {
-                write!(f, "{field}={code}: the runtime gave up for a reason that has no name here; look it up in its log")
+                write!(
+                    f,
+                    "{field}={code}: the runtime gave up for a reason that has no name here; look it up in its log"
+                )
             }
         }
     }
@@ -168,8 +189,8 @@ fn numbers(line: &str) -> impl Iterator<Item = (usize, u64)> + '_ {
             let part = |point: Option<&u8>, beyond: Option<&u8>| {
                 point == Some(&b'.') && beyond.is_some_and(|byte| byte.is_ascii_digit())
             };
-            let fraction = part(bytes.get(at), bytes.get(at + 1))
-                || begin > 1 && part(bytes.get(begin - 1), bytes.get(begin - 2));
+            let fraction =
+                part(bytes.get(at), bytes.get(at + 1)) || begin > 1 && part(bytes.get(begin - 1), bytes.get(begin - 2));
             let number = match text.strip_prefix("0x") {
                 Some(hex) => u64::from_str_radix(hex, 16).ok(),
                 None if text.bytes().all(|byte| byte.is_ascii_digit()) => text.parse().ok(),

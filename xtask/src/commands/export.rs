@@ -162,8 +162,11 @@ impl Export {
             .map(|InputTensor { name, dtype, shape, bytes }| (name, Array { dtype, shape, bytes: bytes.into_owned() }))
             .collect();
         for scalar in &self.scalars {
-            let single: Vec<&str> =
-                given.iter().filter(|(_, array)| array.shape.iter().all(|&size| size == 1)).map(|(name, _)| *name).collect();
+            let single: Vec<&str> = given
+                .iter()
+                .filter(|(_, array)| array.shape.iter().all(|&size| size == 1))
+                .map(|(name, _)| *name)
+                .collect();
             if !single.contains(&scalar.as_str()) {
                 return Err(Refusal::Request(format!(
                     "--scalars {}: is no input of one element; this case has: {}",

@@ -75,8 +75,8 @@ impl Import {
             Some(file) => read_map(file).map_err(Refusal::Request)?,
             None => BTreeMap::new(),
         };
-        let dump = read(&self.dump, &ReadOptions { bf16: self.bf16 })
-            .map_err(|error| Refusal::Request(error.to_string()))?;
+        let dump =
+            read(&self.dump, &ReadOptions { bf16: self.bf16 }).map_err(|error| Refusal::Request(error.to_string()))?;
         let bar = Bar::new(0);
         bar.begin(&case.name);
         bar.step("inputs");
@@ -156,9 +156,7 @@ fn row(entry: &IdentifiedEntry) -> Vec<Cell> {
         Taken::Nothing => entry.candidates.first(),
     };
     let next = entry.candidates.iter().find(|candidate| Some(&candidate.tensor) != own.map(|own| &own.tensor));
-    let next = next.map(|next| {
-        format!("{}: {} equal, {}", next.tensor, grouped(next.distance.equal), distance(next))
-    });
+    let next = next.map(|next| format!("{}: {} equal, {}", next.tensor, grouped(next.distance.equal), distance(next)));
     let cells = [
         plain(&entry.name).into_owned(),
         taken,

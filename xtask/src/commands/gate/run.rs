@@ -203,8 +203,7 @@ impl Once<'_> {
             }
             Ended::TimedOut => {
                 let seconds = self.runner.timeout.as_secs();
-                let why =
-                    format!("the command took longer than {seconds} s and was ended; --timeout gives it longer");
+                let why = format!("the command took longer than {seconds} s and was ended; --timeout gives it longer");
                 return Ok(Err(self.unjudged(&log, why, None)));
             }
             Ended::Exited(status) => status,
@@ -286,7 +285,8 @@ impl Once<'_> {
             Some(lines) => format!("; its last lines: {lines}"),
             None => "; it said nothing".to_owned(),
         };
-        let kept = if self.runner.keep.is_some() { format!("; all of it is in {}", log.display()) } else { String::new() };
+        let kept =
+            if self.runner.keep.is_some() { format!("; all of it is in {}", log.display()) } else { String::new() };
         let Some((cause, others)) = reported.split_first() else {
             let hint = status.and_then(truncated).unwrap_or_default();
             return Unjudged { check: "run", detail: format!("{why}{hint}{said}{kept}") };
