@@ -5,8 +5,8 @@
 
 Not verified on hardware. README.md beside this file says how to run it; docs/commands.md is the protocol.
 
-It needs torch and the kernel library. `--dry-run` does everything but the kernel and needs Python alone; `--selftest` tries
-that on inputs of its own.
+It needs torch and the kernel library. `--dry-run` does everything but the kernel and needs Python alone; `--selftest`
+tries that on inputs of its own.
 """
 
 import argparse
@@ -25,9 +25,9 @@ OUTPUT = "out"
 CACHES = ("k_cache", "v_cache")
 # Parameters of the entry in its own order, for a dry run without the library.
 PARAMETERS = (
-    "hidden_states input_rms_weight wq wk wv wq_scale wk_scale wv_scale q_norm_weight k_norm_weight seq_lens active_batch "
-    "block_table slot_mapping rope_cos rope_sin k_cache v_cache wo wo_scale w_gate w_up w_gate_scale w_up_scale w_down "
-    "post_rms_weight out"
+    "hidden_states input_rms_weight wq wk wv wq_scale wk_scale wv_scale q_norm_weight k_norm_weight seq_lens "
+    "active_batch block_table slot_mapping rope_cos rope_sin k_cache v_cache wo wo_scale w_gate w_up "
+    "w_gate_scale w_up_scale w_down post_rms_weight out"
 ).split()
 BYTES = {"BF16": 2, "F32": 4, "I8": 1, "I32": 4, "I64": 8}
 # Constants of the library's module that its kernels are built for, each with what a case has in its place.
@@ -88,7 +88,7 @@ def parameters(source, entry):
 
 
 def arguments(names, inputs):
-    """What the entry is called with: the inputs by name, and `out`, filled with NaN so that what is not written shows."""
+    """What the entry is called with: inputs by name, and `out`, filled with NaN so that what is not written shows."""
     missing = [name for name in names if name not in inputs and name != OUTPUT]
     if missing:
         hint = ""
@@ -102,7 +102,7 @@ def arguments(names, inputs):
         # An older kernel knows no active batch and computes all rows, which is right for a full batch alone.
         print(f"the entry does not take: {', '.join(unused)}", file=sys.stderr)
     if "active_batch" in unused and struct.unpack("<i", bytes(inputs["active_batch"][2]))[0] != ROWS:
-        raise Refused("the entry takes no active_batch; run a case with active_batch 16, or a later revision of the kernel")
+        raise Refused("the entry takes no active_batch; run a case with active_batch 16, or a later kernel")
     dtype, shape, _ = inputs["hidden_states"]
     count = shape[0] * shape[1]
     filled = dict(inputs)
@@ -148,9 +148,11 @@ def run(options):
     """Reads inputs, calls the kernel, writes outputs."""
     inputs, options.metadata = read_tensors(options.inputs)
     if options.metadata.get("kernel", "decode_layer") != "decode_layer":
-        raise Refused(f"{options.inputs}: is of kernel {options.metadata['kernel']}; this runner runs decode_layer only")
-    if options.metadata.get("layers", "1") != "1":
-        raise Refused(f"{options.inputs}: has {options.metadata['layers']} layers; the entry runs one layer, make a case with 1")
+        kernel = options.metadata["kernel"]
+        raise Refused(f"{options.inputs}: is of kernel {kernel}; this runner runs decode_layer only")
+    layers = options.metadata.get("layers", "1")
+    if layers != "1":
+        raise Refused(f"{options.inputs}: has {layers} layers; the entry runs one layer, make a case with 1")
     module_path = options.library / options.module if options.library else None
     names = parameters(module_path.read_text(), options.entry) if module_path else PARAMETERS
     called = arguments(names, inputs)

@@ -61,9 +61,9 @@ pub fn tensor_bytes(tensor: &Tensor) -> Vec<u8> {
     bytes
 }
 
-/// Everything that the case's kernel reads, caches before the run and batch metadata included, under the names and in the
-/// layout of `docs/numerics.md`, Tensors. A token run has besides `prompt_ids` (INT32, prompts one after the other),
-/// `prompt_lens` (INT32 `[rows]`) and `decode_steps` (INT32 `[1]`), and no `seq_lens` and `slot_mapping`.
+/// Everything that the case's kernel reads, caches before the run and batch metadata included, under the names and in
+/// the layout of `docs/numerics.md`, Tensors. A token run has besides `prompt_ids` (INT32, prompts one after the
+/// other), `prompt_lens` (INT32 `[rows]`) and `decode_steps` (INT32 `[1]`), and no `seq_lens` and `slot_mapping`.
 #[must_use]
 pub fn input_tensors<'a>(case: &Case, inputs: &'a Inputs) -> Vec<InputTensor<'a>> {
     let mut tensors: Vec<InputTensor<'a>> = case
@@ -94,7 +94,8 @@ pub fn input_tensors<'a>(case: &Case, inputs: &'a Inputs) -> Vec<InputTensor<'a>
     tensors
 }
 
-/// Writes the inputs of a case as a new safetensors file. Its metadata say what is no tensor: kernel, sizes, `rms_norm_eps`.
+/// Writes the inputs of a case as a new safetensors file. Its metadata say what is no tensor: kernel, sizes,
+/// `rms_norm_eps`.
 ///
 /// # Errors
 /// Whatever the file system says.
@@ -151,9 +152,9 @@ pub enum OutputsError {
     Inputs(#[from] InputError),
 }
 
-/// Reads what a runner left at `path`: a file in the layout of `captures.safetensors`, or a directory that holds one under
-/// that name. Besides, it may hold the whole caches after the run, `k_cache` and `v_cache`. `None` when no file is there, or no
-/// tensor in it.
+/// Reads what a runner left at `path`: a file in the layout of `captures.safetensors`, or a directory that holds one
+/// under that name. Besides, it may hold the whole caches after the run, `k_cache` and `v_cache`. `None` when no file
+/// is there, or no tensor in it.
 ///
 /// # Errors
 /// What is there is malformed.

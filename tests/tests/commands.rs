@@ -1,5 +1,5 @@
-//! `assay gate --run` with runners that replay a recording, fail as devices do, hang, write half a file or none, and give
-//! other bits from run to run.
+//! `assay gate --run` with runners that replay a recording, fail as devices do, hang, write half a file or none, and
+//! give other bits from run to run.
 
 // Helpers of tests are no tests to clippy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

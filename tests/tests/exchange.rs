@@ -1,5 +1,5 @@
-//! `assay export` writes what other tools take, the kernel library's golden-data directory to the file; `assay import` makes
-//! their dumps bundles, by name, by map or by content, and guesses at nothing.
+//! `assay export` writes what other tools take, the kernel library's golden-data directory to the file; `assay import`
+//! makes their dumps bundles, by name, by map or by content, and guesses at nothing.
 
 // Helpers of tests are no tests to clippy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -1,5 +1,5 @@
-//! Device errors in what a program said: known ones by name, by the fields in which the runtime prints its codes, and by a
-//! number in words that make it an error code. A number alone is none: logs are full of numbers.
+//! Device errors in what a program said: known ones by name, by the fields in which the runtime prints its codes, and
+//! by a number in words that make it an error code. A number alone is none: logs are full of numbers.
 
 use std::fmt;
 
@@ -124,8 +124,8 @@ impl FaultLog {
         }
     }
 
-    /// What was reported, each once. The runtime's own codes come first: they say why a call of AscendCL failed. Among the
-    /// others the first is the one that later ones follow from.
+    /// What was reported, each once. The runtime's own codes come first: they say why a call of AscendCL failed. Among
+    /// the others the first is the one that later ones follow from.
     #[must_use]
     pub fn reported(&self) -> Vec<Reported> {
         // Where the runtime prints its code, names in its prose are explanations.

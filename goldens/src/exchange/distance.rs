@@ -1,4 +1,5 @@
-//! How far two tensors of one type and shape are apart: how many elements have the same bits, and the Euclidean distance.
+//! How far two tensors of one type and shape are apart: how many elements have the same bits, and the Euclidean
+//! distance.
 
 use rayon::prelude::*;
 use safetensors::Dtype;

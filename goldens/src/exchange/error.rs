@@ -20,15 +20,15 @@ pub enum ExchangeError {
     )]
     Input { entry: String, tensor: String, differing: u64, elements: u64, first: String, holds: String },
     #[error(
-        "`{entry}` is called {tensor} and holds {holds}: {equal} of {elements} elements are those of {holds}, and it is \
-         nearer to that than half of what lies between the two; correct the name or the map"
+        "`{entry}` is called {tensor} and holds {holds}: {equal} of {elements} elements are those of {holds}, and it \
+         is nearer to that than half of what lies between the two; correct the name or the map"
     )]
     Swapped { entry: String, tensor: String, holds: String, equal: u64, elements: u64 },
     #[error("{0}; say which is which with --map")]
     Alike(String),
     #[error(
-        "`{first}` and `{second}` are both {tensor} and differ; say which of them is meant with --map, and name the other \
-         `ignore`"
+        "`{first}` and `{second}` are both {tensor} and differ; say which of them is meant with --map, and name the \
+         other `ignore`"
     )]
     Twice { first: String, second: String, tensor: String },
     #[error(

@@ -1,7 +1,7 @@
-//! Which tensor of the contract each entry of a dump is. A name says it, or a map of the user's; without either the content
-//! does: an entry is a tensor when it lies nearer to the reference's than half of the way from there to any other candidate of
-//! its type and shape, and to zero. No other tensor can be as near then, whatever is wrong with the device. Where two
-//! candidates hold the same, or a name and the content contradict each other, the dump is refused.
+//! Which tensor of the contract each entry of a dump is. A name says it, or a map of the user's; without either the
+//! content does: an entry is a tensor when it lies nearer to the reference's than half of the way from there to any
+//! other candidate of its type and shape, and to zero. No other tensor can be as near then, whatever is wrong with the
+//! device. Where two candidates hold the same, or a name and the content contradict each other, the dump is refused.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +10,7 @@ use device::dump::{Array, Dump, Role, Stage};
 use reference::Products;
 use serde::Serialize;
 
+use super::content::{Said, first_difference, joined, said};
 use super::distance::Distance;
 use super::error::ExchangeError;
 use super::targets::{self, IGNORE, Kind, Target};
@@ -97,8 +98,8 @@ enum Moment {
 /// Says what each entry of a dump is. `map` gives names of entries their tensors.
 ///
 /// # Errors
-/// The case is no decode layer; an entry contradicts its name, the case's inputs or another entry; the content does not tell
-/// entries apart; or there is no output among them.
+/// The case is no decode layer; an entry contradicts its name, the case's inputs or another entry; the content does
+/// not tell entries apart; or there is no output among them.
 pub fn identify(
     case: &Case,
     inputs: &Inputs,
@@ -117,16 +118,6 @@ struct Search<'a> {
     targets: &'a [Target],
     dump: &'a Dump,
     map: &'a BTreeMap<String, String>,
-}
-
-/// What the content of an entry says.
-enum Said<'t> {
-    /// It is this tensor and no other.
-    Is(&'t Target),
-    /// It is one of these, which hold the same.
-    OneOf(Vec<&'t Target>),
-    /// Nothing.
-    Nothing,
 }
 
 /// An entry that was taken as an output.
@@ -364,8 +355,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The entry that a tensor is taken from, of several: equal ones are one, and of a cache the latest holds all that the
-    /// others do.
+    /// The entry that a tensor is taken from, of several: equal ones are one, and of a cache the latest holds all that
+    /// the others do.
     fn choose(&self, tensor: &str, found: &[Output<'_>]) -> Result<usize, ExchangeError> {
         let Some(first) = found.first() else { return Err(ExchangeError::Nothing(String::new())) };
         let differing = found.iter().find(|output| output.array.bytes != first.array.bytes);
@@ -402,29 +393,6 @@ impl From<&(&Target, Distance)> for Candidate {
     }
 }
 
-/// What the content of an entry says, given its candidates, nearest first.
-fn said<'t>(candidates: &[(&'t Target, Distance)]) -> Said<'t> {
-    let Some(&(best, distance)) = candidates.first() else { return Said::Nothing };
-    // One number may be anything, and so may nothing but zeros.
-    if distance.elements < 2 || distance.length == 0.0 || 4.0 * distance.squared >= distance.length {
-        return Said::Nothing;
-    }
-    let mut same = vec![best];
-    for &(other, _) in &candidates[1..] {
-        let apart = Distance::between(best.dtype, &best.bytes, &other.bytes);
-        if apart.is_equal() {
-            same.push(other);
-        } else if 4.0 * distance.squared >= apart.squared && !distance.is_equal() {
-            return Said::Nothing;
-        }
-    }
-    if same.len() == 1 { Said::Is(best) } else { Said::OneOf(same) }
-}
-
-fn joined(targets: &[&Target], by: &str) -> String {
-    targets.iter().map(|target| target.name.as_str()).collect::<Vec<_>>().join(by)
-}
-
 fn refuse_alike(alike: &BTreeMap<String, Vec<String>>) -> Result<(), ExchangeError> {
     let groups: Vec<String> = alike
         .iter()
@@ -456,14 +424,4 @@ fn nearest(entries: &[IdentifiedEntry]) -> String {
         format!("; {} of {dtype} {shape:?}{cannot}: {why}", names.join(", "))
     });
     told.collect()
-}
-
-/// Where an entry first differs from a tensor, with both values.
-fn first_difference(array: &Array, target: &Target) -> String {
-    let size = (target.dtype.bitsize() / 8).max(1);
-    let pairs = array.bytes.chunks_exact(size).zip(target.bytes.chunks_exact(size));
-    let Some((index, (a, b))) = pairs.enumerate().find(|(_, (a, b))| a != b) else { return "nowhere".to_owned() };
-    let columns = target.shape.last().copied().unwrap_or(1).max(1);
-    let hex = |bytes: &[u8]| bytes.iter().rev().map(|byte| format!("{byte:02x}")).collect::<String>();
-    format!("[{}, {}], 0x{} for 0x{}", index / columns, index % columns, hex(a), hex(b))
 }

@@ -1,7 +1,8 @@
-//! Tensors that come from and go to other tools: what the reference gives for a case as a golden for them, and which of the
-//! contract's tensors the entries of a foreign dump are. An entry that its content does not tell apart from another is never
-//! guessed at.
+//! Tensors that come from and go to other tools: what the reference gives for a case as a golden for them, and which
+//! of the contract's tensors the entries of a foreign dump are. An entry that its content does not tell apart from
+//! another is never guessed at.
 
+mod content;
 mod distance;
 mod error;
 mod identify;

@@ -21,7 +21,8 @@ pub struct Outputs {
     pub v_cache: Option<Array2<bf16>>,
 }
 
-/// What the reference gives under the rules of `policy`; where they are left open, under those of the production kernels.
+/// What the reference gives under the rules of `policy`; where they are left open, under those of the production
+/// kernels.
 ///
 /// # Errors
 /// The case is no decode layer.

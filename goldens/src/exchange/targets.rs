@@ -44,8 +44,8 @@ impl Target {
     }
 }
 
-/// Everything that a dump of the case's layer may hold: its inputs, the halves of its RoPE tables, and what `reference`, the
-/// outputs of a right device, holds.
+/// Everything that a dump of the case's layer may hold: its inputs, the halves of its RoPE tables, and what
+/// `reference`, the outputs of a right device, holds.
 #[must_use]
 pub fn targets(case: &Case, inputs: &Inputs, reference: &Captures) -> Vec<Target> {
     let mut targets = Vec::new();

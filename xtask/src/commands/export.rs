@@ -1,5 +1,5 @@
-//! `assay export`: inputs and outputs of a case in the files of other tools, the kernel library's golden-data directory first
-//! among them.
+//! `assay export`: inputs and outputs of a case in the files of other tools, the kernel library's golden-data
+//! directory first among them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ pub struct Export {
     /// Whose outputs: the reference's, or those that the device gave
     #[arg(long, value_enum, default_value_t = Source::Reference)]
     outputs: Source,
-    /// Rounding rules of the reference: production, rne, or a YAML file {site: rule}; default: the case's, and where they are
-    /// left open the production kernels'
+    /// Rounding rules of the reference: production, rne, or a YAML file {site: rule}; default: the case's, and where
+    /// they are left open the production kernels'
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
     /// Write these inputs of one element without dimensions, for kernels that take them as scalars

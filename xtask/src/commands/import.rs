@@ -26,8 +26,8 @@ use crate::report::text::{grouped, plain};
 /// The request.
 #[derive(Args)]
 pub struct Import {
-    /// A .pt, .npy, .npz or safetensors file, a directory of them (a golden-data directory among others), or an argument dump
-    /// of the runtime
+    /// A .pt, .npy, .npz or safetensors file, a directory of them (a golden-data directory among others), or an
+    /// argument dump of the runtime
     #[arg(value_name = "DUMP")]
     dump: PathBuf,
     /// The decode-layer case that was run

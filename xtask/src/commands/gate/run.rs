@@ -1,42 +1,38 @@
-//! `assay gate --run`: a command of the user runs the kernel on each case and its outputs are judged. What a device could not
-//! run is unjudged and never an accuracy failure: the log is searched for known device errors. `docs/commands.md` is the
-//! protocol.
+//! `assay gate --run`: a command of the user runs the kernel on each case and its outputs are judged. What a device
+//! could not run is unjudged and never an accuracy failure: the log is searched for known device errors.
+//! `docs/commands.md` is the protocol.
+
+mod log;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use cases::{CASE_FILE, Case, InputStore, Inputs};
 use clap::Args;
-use device::{Bundle, CAPTURES_FILE, Captures, FAULTS, FaultKind, FaultLog, INPUTS_FILE, Layout, Reported};
+use device::{Bundle, CAPTURES_FILE, Captures, INPUTS_FILE, Layout, Reported};
 use goldens::report::{CaseReport, Check, Verdict};
 use goldens::{Progress as _, Repeats};
 
+use self::log::{errors_in, last_lines, truncated};
 use crate::process::{self, Ended, Interrupt};
 use crate::progress::Bar;
 use crate::refusal::Refusal;
-use crate::report::text::{place, plain};
+use crate::report::text::place;
 
-/// Bytes of the end of a log that are looked at for its last lines.
-const TAIL: u64 = 4096;
-/// Lines of them that are repeated, and bytes of each.
-const LAST_LINES: usize = 6;
-const LINE: usize = 300;
-/// Bytes of a line that are searched for device errors at once.
-const SEARCHED: u64 = 1 << 16;
 /// File name of what a command said.
 const LOG: &str = "log";
 
 /// The flags.
 #[derive(Args)]
 pub struct Options {
-    /// Run this shell command on each case and judge what it writes, instead of recorded captures: it reads {inputs}, a
-    /// safetensors file with every tensor the kernel takes, and writes {outputs} in the layout of captures.safetensors;
-    /// {case} is the case file and {name} its name (ASSAY_INPUTS, ASSAY_OUTPUTS, ASSAY_CASE and ASSAY_NAME hold the same).
-    /// Where the device fails, the case is unjudged
+    /// Run this shell command on each case and judge what it writes, instead of recorded captures: it reads {inputs},
+    /// a safetensors file with every tensor the kernel takes, and writes {outputs} in the layout of
+    /// captures.safetensors; {case} is the case file and {name} its name (ASSAY_INPUTS, ASSAY_OUTPUTS, ASSAY_CASE and
+    /// ASSAY_NAME hold the same). Where the device fails, the case is unjudged
     #[arg(long, value_name = "COMMAND", value_parser = command)]
     run: Option<String>,
     /// Time limit of each run of the command, which is ended then
@@ -335,85 +331,5 @@ fn remove(path: &Path) -> Result<(), Refusal> {
             Err(Refusal::Write { path: path.to_path_buf(), error })
         }
         _ => Ok(()),
-    }
-}
-
-/// Device errors that an exit code may be what is left of: shells and systems keep eight bits of it.
-fn truncated(status: ExitStatus) -> Option<String> {
-    let code = status.code().filter(|&code| code > 0)?;
-    let acl = || FAULTS.iter().filter(|fault| fault.kind == FaultKind::AscendCl);
-    let whole = acl().find(|fault| fault.code == code).map(|fault| format!(", which is {fault}"));
-    whole.or_else(|| {
-        let fault = acl().find(|fault| fault.code & 0xff == code)?;
-        Some(format!(" (of an exit code eight bits are kept: it may have been {} {})", fault.code, fault.name))
-    })
-}
-
-/// The device errors of a log, however long it is.
-fn errors_in(log: &Path) -> io::Result<Vec<Reported>> {
-    let mut log = BufReader::new(File::open(log)?);
-    let (mut found, mut line) = (FaultLog::default(), Vec::new());
-    loop {
-        line.clear();
-        if log.by_ref().take(SEARCHED).read_until(b'\n', &mut line)? == 0 {
-            return Ok(found.reported());
-        }
-        found.line(&String::from_utf8_lossy(&line));
-    }
-}
-
-/// The last lines of a log, without what colours them.
-fn last_lines(log: &Path) -> Option<String> {
-    let mut file = File::open(log).ok()?;
-    let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
-    let mut bytes = Vec::new();
-    file.take(TAIL).read_to_end(&mut bytes).ok()?;
-    let text = String::from_utf8_lossy(&bytes);
-    let text = anstream::adapter::strip_str(&text).to_string();
-    let lines: Vec<String> = text
-        .lines()
-        .map(|line| plain(line.trim()).chars().take(LINE).collect::<String>())
-        .filter(|line| !line.is_empty())
-        .collect();
-    let last = &lines[lines.len().saturating_sub(LAST_LINES)..];
-    (!last.is_empty()).then(|| last.join(" | "))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_a_log_is_repeated_without_its_colours() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join(LOG);
-        fs::write(&log, "").unwrap();
-        assert_eq!(last_lines(&log), None);
-        let long = "x".repeat(1000);
-        fs::write(&log, format!("{}\n\u{1b}[31mred\u{1b}[0m\n\n{long}\n\0\u{ff}", "line\n".repeat(5000))).unwrap();
-        let told = last_lines(&log).unwrap();
-        assert!(told.starts_with("line | line | line | red | xxx") && told.ends_with("x | \\u{0}\u{ff}"), "{told}");
-        assert!(told.len() < 2 * LINE);
-    }
-
-    #[test]
-    fn a_log_is_searched_to_its_end_and_in_lines_without_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let log = dir.path().join(LOG);
-        fs::write(&log, format!("{}\nfailed: 507018", "y ".repeat(1 << 17))).unwrap();
-        assert_eq!(errors_in(&log).unwrap().len(), 1);
-        fs::write(&log, [0xff; 100]).unwrap();
-        assert_eq!(errors_in(&log).unwrap(), []);
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn what_is_left_of_a_code_is_hinted_at() {
-        use std::os::unix::process::ExitStatusExt as _;
-        let of = |code: i32| truncated(ExitStatus::from_raw(code << 8));
-        assert!(of(507_018 & 0xff).unwrap().contains("507018 RT_AICPU_EXCEPTION"));
-        assert_eq!((of(0), of(1), of(2)), (None, None, None));
-        assert_eq!(truncated(ExitStatus::from_raw(9)), None);
     }
 }
