@@ -16,6 +16,7 @@ const LAST_LINES: usize = 6;
 const LINE: usize = 300;
 /// Bytes of a line that are searched for device errors at once.
 const SEARCHED: u64 = 1 << 16;
+
 /// Device errors that an exit code may be what is left of: shells and systems keep eight bits of it.
 pub fn truncated(status: ExitStatus) -> Option<String> {
     let code = status.code().filter(|&code| code > 0)?;
@@ -23,7 +24,9 @@ pub fn truncated(status: ExitStatus) -> Option<String> {
     let whole = acl().find(|fault| fault.code == code).map(|fault| format!(", which is {fault}"));
     whole.or_else(|| {
         let fault = acl().find(|fault| fault.code & 0xff == code)?;
-        Some(format!(" (of an exit code eight bits are kept: it may have been {} {})", fault.code, fault.name))
+        // Shells give what a signal ended such a code too.
+        let signal = if (129..160).contains(&code) { format!(", or signal {}", code - 128) } else { String::new() };
+        Some(format!(" (of an exit code eight bits are kept: it may have been {} {}{signal})", fault.code, fault.name))
     })
 }
 
@@ -93,6 +96,7 @@ mod tests {
         use std::os::unix::process::ExitStatusExt as _;
         let of = |code: i32| truncated(ExitStatus::from_raw(code << 8));
         assert!(of(507_018 & 0xff).unwrap().contains("507018 RT_AICPU_EXCEPTION"));
+        assert!(of(137).unwrap().ends_with("507017 RT_AICPU_TIMEOUT, or signal 9)"));
         assert_eq!((of(0), of(1), of(2)), (None, None, None));
         assert_eq!(truncated(ExitStatus::from_raw(9)), None);
     }
