@@ -34,6 +34,18 @@ pub fn create_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// The same as [`create_atomically`] for what need not be in memory as a whole: `write` gets the file, buffered.
+///
+/// # Errors
+/// [`io::ErrorKind::AlreadyExists`], whatever `write` says, or whatever else the file system says.
+pub fn create_atomically_with(path: &Path, write: impl FnOnce(&mut dyn io::Write) -> io::Result<()>) -> io::Result<()> {
+    let mut file = io::BufWriter::with_capacity(1 << 20, temporary_beside(path)?);
+    write(&mut file)?;
+    let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.persist_noclobber(path).map_err(|failed| failed.error)?;
+    Ok(())
+}
+
 const PREFIX: &str = ".assay-";
 const SUFFIX: &str = ".tmp";
 
@@ -63,6 +75,22 @@ pub(crate) fn temporary_directory_in(directory: &Path) -> io::Result<tempfile::T
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_is_written_in_parts_is_whole_or_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        let failed = create_atomically_with(&path, |file| {
+            file.write_all(b"half")?;
+            Err(io::Error::other("no more"))
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "no more");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        create_atomically_with(&path, |file| (0..1000).try_for_each(|_| file.write_all(&[7; 4096]))).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), vec![7; 4_096_000]);
+        let again = create_atomically_with(&path, |_| Ok(()));
+        assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
 
     #[test]
     fn replaces_whole_and_leaves_nothing_behind() {

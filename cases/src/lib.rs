@@ -30,7 +30,7 @@ mod tokenizer;
 mod warnings;
 mod yaml;
 
-pub use atomic::{create_atomically, write_atomically};
+pub use atomic::{create_atomically, create_atomically_with, write_atomically};
 pub use case::{CASE_FILE, Case, DecodeCase, DeviceInfo, DeviceKind, Kernel, KernelKind, Padding, Poison, TokensCase};
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use error::CaseError;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use cases::header::{Entry, Header, HeaderError};
 use half::bf16;
-use ndarray::{Array, Array1, Array2, Array3, Dimension, Ix1, Ix2, Ix3};
+use ndarray::{Array, Array1, Array2, Array3, ArrayView2, Axis, Dimension, Ix1, Ix2, Ix3};
 use reference::{Geometry, Tensor, TensorId};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
@@ -22,6 +22,9 @@ use thiserror::Error;
 
 /// Keys of the optional work counts in the file's `__metadata__`, decimal.
 pub(crate) const WORK_COUNTS: [&str; 2] = ["attention_work_items", "online_softmax_work_items"];
+
+/// Caches as a whole, each with the written rows that may stand in its place.
+const WHOLE: [[&str; 2]; 2] = [["k_cache", "k_written_rows"], ["v_cache", "v_written_rows"]];
 
 /// A captured value, or the element type that stood in its place.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,6 +150,8 @@ pub enum CaptureFault {
     Shape { tensor: String, found: Vec<usize>, expected: String },
     #[error("has `{present}` without `{missing}`; written cache rows come as row ids and values together")]
     Unpaired { present: &'static str, missing: &'static str },
+    #[error("has `{whole}` and `{rows}`; a cache is given whole or by the rows that were written, not both")]
+    Both { whole: &'static str, rows: &'static str },
     #[error("`{name}_rows` lists {rows} rows, but `{name}_values` holds {values}")]
     RowCount { name: &'static str, rows: usize, values: usize },
     #[error("metadata `{key}` is {value:?}; expected a decimal count")]
@@ -177,7 +182,23 @@ impl Captures {
     /// The file cannot be read, is no valid safetensors file, or does not fit the table of
     /// `docs/bundles.md`; the message names the tensor, what was found and what was expected.
     pub fn open(path: &Path, geometry: &Geometry, layout: &Layout) -> Result<Self, CaptureError> {
-        read(path, geometry, layout).map_err(|fault| CaptureError { path: path.to_path_buf(), fault: Box::new(fault) })
+        read(path, geometry, layout, None)
+            .map_err(|fault| CaptureError { path: path.to_path_buf(), fault: Box::new(fault) })
+    }
+
+    /// The same where the caches may be given whole too, as `k_cache` and `v_cache`: the rows that were written are those
+    /// whose bytes differ from `before`, keys and values before the run.
+    ///
+    /// # Errors
+    /// As above; or a cache is given whole and by its written rows.
+    pub fn open_with_caches(
+        path: &Path,
+        geometry: &Geometry,
+        layout: &Layout,
+        before: [ArrayView2<'_, bf16>; 2],
+    ) -> Result<Self, CaptureError> {
+        read(path, geometry, layout, Some(before))
+            .map_err(|fault| CaptureError { path: path.to_path_buf(), fault: Box::new(fault) })
     }
 
     /// Attention work items that the run counted, if it did.
@@ -210,29 +231,34 @@ impl Layout {
         }
     }
 
+    fn cache_rows(&self) -> usize {
+        match *self {
+            Self::DecodeLayer { cache_rows } | Self::Tokens { cache_rows, .. } => cache_rows,
+        }
+    }
+
     /// Every tensor that a capture may hold, with its shape.
     fn table(&self, geometry: &Geometry) -> BTreeMap<&'static str, Vec<Size>> {
         use Size::{AtMost, Is};
         let mut table = BTreeMap::new();
-        let cache_rows = match *self {
-            Self::DecodeLayer { cache_rows } => {
+        match *self {
+            Self::DecodeLayer { .. } => {
                 for id in TensorId::ALL {
                     if TensorId::from_capture_name(id.name()).is_some() {
                         table.insert(id.name(), id.shape(geometry).map(Is).to_vec());
                     }
                 }
-                cache_rows
             }
-            Self::Tokens { rows, decode_steps, prompt_tokens, cache_rows } => {
+            Self::Tokens { rows, decode_steps, prompt_tokens, .. } => {
                 let (tokens, hidden) = (1 + decode_steps, geometry.hidden_size);
                 table.insert("token_ids", vec![Is(rows), Is(tokens)]);
                 table.insert("top2_ids", vec![Is(rows), Is(tokens), Is(2)]);
                 table.insert("top2_logits", vec![Is(rows), Is(tokens), Is(2)]);
                 table.insert("prefill_hidden", vec![Is(prompt_tokens), Is(hidden)]);
                 table.insert("decode_hidden", vec![Is(decode_steps), Is(rows), Is(hidden)]);
-                cache_rows
             }
-        };
+        }
+        let cache_rows = self.cache_rows();
         for [rows, values] in [["k_written_rows", "k_written_values"], ["v_written_rows", "v_written_values"]] {
             table.insert(rows, vec![AtMost(cache_rows)]);
             table.insert(values, vec![AtMost(cache_rows), Is(geometry.head_dim)]);
@@ -270,7 +296,12 @@ fn fits(found: &[usize], expected: &[Size]) -> bool {
         })
 }
 
-fn read(path: &Path, geometry: &Geometry, layout: &Layout) -> Result<Captures, CaptureFault> {
+fn read(
+    path: &Path,
+    geometry: &Geometry,
+    layout: &Layout,
+    before: Option<[ArrayView2<'_, bf16>; 2]>,
+) -> Result<Captures, CaptureFault> {
     // Asked before opening: opening a pipe waits for its writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(CaptureFault::NotAFile);
@@ -278,7 +309,7 @@ fn read(path: &Path, geometry: &Geometry, layout: &Layout) -> Result<Captures, C
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
     let header = Header::read(&mut file, length)?;
-    check(&header, geometry, layout)?;
+    check(&header, geometry, layout, before.is_some())?;
 
     file.seek(SeekFrom::Start(0))?;
     let mut bytes = Vec::new();
@@ -300,14 +331,26 @@ fn read(path: &Path, geometry: &Geometry, layout: &Layout) -> Result<Captures, C
         prefill_hidden: source.array::<_, Ix2>("prefill_hidden")?,
         decode_hidden: source.array::<_, Ix3>("decode_hidden")?,
     };
-    let k_written = source.written("k_written_rows", "k_written_values")?;
-    let v_written = source.written("v_written_rows", "v_written_values")?;
+    let mut k_written = source.written("k_written_rows", "k_written_values")?;
+    let mut v_written = source.written("v_written_rows", "v_written_values")?;
+    if let Some([k, v]) = before {
+        k_written = k_written.or(source.changed("k_cache", k)?);
+        v_written = v_written.or(source.changed("v_cache", v)?);
+    }
     Ok(Captures { tensors, k_written, v_written, tokens, metadata: header.metadata })
 }
 
 /// Checks names, shapes and counts against the table of `docs/bundles.md`.
-fn check(header: &Header, geometry: &Geometry, layout: &Layout) -> Result<(), CaptureFault> {
-    let table = layout.table(geometry);
+fn check(header: &Header, geometry: &Geometry, layout: &Layout, caches: bool) -> Result<(), CaptureFault> {
+    let mut table = layout.table(geometry);
+    if caches {
+        for [whole, rows] in WHOLE {
+            table.insert(whole, vec![Size::Is(layout.cache_rows()), Size::Is(geometry.head_dim)]);
+            if header.tensors.contains_key(whole) && header.tensors.contains_key(rows) {
+                return Err(CaptureFault::Both { whole, rows });
+            }
+        }
+    }
     for (name, entry) in &header.tensors {
         let Some(expected) = table.get(name.as_str()) else {
             let known = table.keys().copied().collect::<Vec<_>>().join(", ");
@@ -407,6 +450,35 @@ impl Source<'_> {
         let rows = self.array::<_, Ix1>(rows)?;
         let values = self.array::<_, Ix2>(values)?;
         Ok(rows.zip(values).map(|(rows, values)| WrittenRows { rows, values }))
+    }
+
+    /// The rows of a whole cache whose bytes are not those of before.
+    fn changed(&self, name: &str, before: ArrayView2<'_, bf16>) -> Result<Option<WrittenRows>, CaptureFault> {
+        let Some(after) = self.array::<bf16, Ix2>(name)? else { return Ok(None) };
+        Ok(Some(match after {
+            Captured::Values(after) => WrittenRows::between(before, after.view()),
+            Captured::WrongDType { found, shape } => WrittenRows {
+                rows: Captured::Values(Array1::default(0)),
+                values: Captured::WrongDType { found, shape },
+            },
+        }))
+    }
+}
+
+impl WrittenRows {
+    /// The rows in which two caches of one shape differ, and what the later one holds there. Bits are compared: NaN differs
+    /// from another NaN, and -0 from 0.
+    #[must_use]
+    pub fn between(before: ArrayView2<'_, bf16>, after: ArrayView2<'_, bf16>) -> Self {
+        let differs = |row: usize| {
+            let pairs = before.row(row).into_iter().zip(after.row(row));
+            pairs.into_iter().any(|(before, after)| before.to_bits() != after.to_bits())
+        };
+        let rows: Vec<usize> = (0..after.nrows().min(before.nrows())).filter(|&row| differs(row)).collect();
+        Self {
+            values: Captured::Values(after.select(Axis(0), &rows)),
+            rows: Captured::Values(rows.iter().map(|&row| row as i64).collect()),
+        }
     }
 }
 

@@ -1,7 +1,11 @@
 //! Errors of a device and of its runtime: numbers that say nothing, under the names that say what happened. None of them is
 //! an accuracy failure: what a device could not run cannot be judged.
 
+mod log;
+
 use std::fmt;
+
+pub use log::{FaultLog, Reported};
 
 /// What a code is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,6 +14,8 @@ pub enum FaultKind {
     AscendCl,
     /// A code of the kernel library's runtime: the graph did not fit what it was given.
     Capacity,
+    /// A code of the kernel library's runtime: it gave up for another reason.
+    Runtime,
 }
 
 /// A known error of a device.
@@ -101,10 +107,44 @@ pub const FAULTS: &[Fault] = &[
         dependency pool",
     ),
     capacity(
+        10,
+        "SCOPE_TASKS_OVERFLOW",
+        "one scope submitted more tasks than are recorded for it: open smaller scopes",
+    ),
+    capacity(
         11,
         "TENSORMAP_OVERFLOW",
         "there are more tensors alive than the tensor map holds: enlarge it, or free tensors \
         earlier",
+    ),
+    capacity(
+        104,
+        "READY_QUEUE_OVERFLOW",
+        "more tasks were ready at once than a queue of the scheduler holds: submit fewer tasks that do not depend on \
+        each other",
+    ),
+    runtime(
+        5,
+        "INVALID_ARGS",
+        "the orchestration called the runtime with arguments that it refuses: look at its calls, no larger ring helps",
+    ),
+    runtime(
+        7,
+        "REQUIRE_SYNC_START_INVALID",
+        "a task asked for more blocks at once than there are cores of its kind: give it fewer blocks",
+    ),
+    runtime(
+        8,
+        "TENSOR_WAIT_TIMEOUT",
+        "a tensor that the orchestration waits for was never written: look for a kernel that hangs, and for a missing \
+        dependency",
+    ),
+    runtime(9, "EXPLICIT_ORCH_FATAL", "the orchestration itself gave up: its own message in the log says why"),
+    runtime(
+        100,
+        "SCHEDULER_TIMEOUT",
+        "no task finished in the scheduler's time: a kernel hangs, or tasks wait for each other; the log's sub_class \
+        says which",
     ),
 ];
 
@@ -116,7 +156,17 @@ const fn capacity(code: i32, name: &'static str, advice: &'static str) -> Fault 
     Fault { kind: FaultKind::Capacity, code, name, advice }
 }
 
+const fn runtime(code: i32, name: &'static str, advice: &'static str) -> Fault {
+    Fault { kind: FaultKind::Runtime, code, name, advice }
+}
+
 impl Fault {
+    /// The known error of the kernel library's runtime with this number.
+    #[must_use]
+    pub fn of_runtime(code: i32) -> Option<&'static Self> {
+        Self::known(FaultKind::Capacity, code).or_else(|| Self::known(FaultKind::Runtime, code))
+    }
+
     /// The known error of this kind and number.
     #[must_use]
     pub fn known(kind: FaultKind, code: i32) -> Option<&'static Self> {
@@ -140,6 +190,8 @@ mod tests {
             assert_eq!(Fault::known(fault.kind, fault.code), Some(fault));
             assert!(FAULTS[..index].iter().all(|other| other.name != fault.name), "{}", fault.name);
             assert!(!fault.advice.is_empty());
+            // The runtime has one list of numbers.
+            assert!(fault.kind == FaultKind::AscendCl || Fault::of_runtime(fault.code) == Some(fault));
         }
         assert_eq!(Fault::known(FaultKind::Capacity, 507_018), None);
     }

@@ -7,6 +7,7 @@
 
 mod bundle;
 mod captures;
+mod command;
 pub mod dump;
 mod fault;
 mod states;
@@ -16,7 +17,11 @@ pub use bundle::{Bundle, BundleError, CAPTURES_FILE};
 pub use captures::{
     CaptureError, CaptureFault, Captured, CapturedTensor, Captures, Layout, TokenCaptures, WrittenRows,
 };
-pub use cases::{create_atomically, write_atomically};
-pub use fault::{FAULTS, Fault, FaultKind};
+pub use cases::{create_atomically, create_atomically_with, write_atomically};
+pub use command::{
+    INPUTS_FILE, InputTensor, OutputsError, file_type, input_tensors, outputs_file, read_outputs, tensor_bytes,
+    write_inputs,
+};
+pub use fault::{FAULTS, Fault, FaultKind, FaultLog, Reported};
 pub use states::{LayerStates, Moment, StateSizes, state_name, write_layer_states};
 pub use write::write_captures;

@@ -16,6 +16,7 @@ mod coverage;
 pub mod diff;
 mod elements;
 mod evidence;
+pub mod exchange;
 mod judge;
 pub mod maps;
 pub mod merge;
@@ -42,7 +43,7 @@ pub use cause::Memo;
 pub use elements::Scalar;
 pub use judge::{FALSE_ALARM, Job, JudgeError, Progress, judge};
 pub use only::{Only, TokenTensor};
-pub use repeat::repeatability;
+pub use repeat::{Repeats, repeatability};
 pub use runs::layerwise;
 pub use statistics::{Statistics, statistics};
 

@@ -5,7 +5,9 @@ use std::num::NonZeroUsize;
 
 use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use crate::commands::{bench, bisect, case, diff, doctor, gate, inspect, model, power, report as reports, tokens};
+use crate::commands::{
+    bench, bisect, case, diff, doctor, export, gate, import, inspect, model, power, report as reports, tokens,
+};
 use crate::exit_codes::Code;
 use crate::refusal::Refusal;
 use crate::{output, report};
@@ -41,6 +43,8 @@ impl Cli {
             Command::Tokens(tokens) => tokens.run(),
             Command::Inspect(inspect) => inspect.run(),
             Command::Diff(diff) => diff.run(),
+            Command::Export(export) => export.run(),
+            Command::Import(import) => import.run(),
             Command::Doctor => doctor::run(),
             Command::Bench(bench) => bench.run(),
             Command::Report(report) => report.run(),
@@ -76,6 +80,10 @@ enum Command {
     Inspect(inspect::Inspect),
     /// Compare two dumps tensor by tensor and bit by bit
     Diff(diff::Diff),
+    /// Write a case's inputs and outputs in the files of other tools, a golden-data directory among them
+    Export(export::Export),
+    /// Make a dump of other tools a bundle, each entry with the evidence for what it is
+    Import(import::Import),
     /// Show what this program found on this machine
     Doctor,
     /// Measure the reference's speed against this machine's own limits

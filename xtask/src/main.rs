@@ -8,6 +8,7 @@ mod cli;
 mod commands;
 mod exit_codes;
 mod output;
+mod process;
 mod progress;
 mod refusal;
 mod report;

@@ -1,5 +1,7 @@
 //! `assay gate`: judge captured kernel outputs against the contract.
 
+mod run;
+
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::num::NonZeroUsize;
@@ -58,6 +60,8 @@ pub struct Gate {
     /// Show every tensor, element and remark, of passing cases too
     #[arg(long, short)]
     verbose: bool,
+    #[command(flatten)]
+    command: run::Options,
 }
 
 /// Report formats of standard output.
@@ -183,6 +187,10 @@ impl Gate {
         let only = self.tensors.as_deref().map(only).transpose()?;
         let mut files = files.to_vec();
         let shard = self.shard.map(|shard| take(shard, &mut files)).transpose()?;
+        if let Some(runner) = self.command.runner()? {
+            let (reports, cases) = self.run_all(runner, &files, policy.as_ref(), only.as_ref())?;
+            return Ok((GateReport { shard, ..GateReport::new(reports) }, cases));
+        }
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
         let bundles = files.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
         let (store, bar) = (InputStore::new(), Bar::new(bundles.len()));
@@ -194,6 +202,25 @@ impl Gate {
         repeatability(&bundles, &mut reports);
         let report = GateReport { shard, ..GateReport::new(reports) };
         Ok((report, bundles.into_iter().map(|bundle| bundle.case).collect()))
+    }
+
+    /// Runs a command on every case and judges what it leaves.
+    fn run_all(
+        &self,
+        mut runner: run::Runner<'_>,
+        files: &[PathBuf],
+        policy: Option<&PolicyRequest>,
+        only: Option<&Only>,
+    ) -> Result<(Vec<CaseReport>, Vec<Case>), Refusal> {
+        let cases = files.iter().map(|path| Case::load(path)).collect::<Result<Vec<_>, _>>()?;
+        let (store, bar) = (InputStore::new(), Bar::new(cases.len()));
+        let mut reports = Vec::new();
+        for case in &cases {
+            let judge = |bundle: &Bundle| self.judge_one(bundle, policy, only, &store, &bar);
+            reports.push(runner.judge(case, &store, &bar, judge)?);
+            bar.done();
+        }
+        Ok((reports, cases))
     }
 
     fn judge_one(

@@ -17,11 +17,11 @@ use goldens::commits::{self, BisectReport, Mark, Outcome, Tried};
 use self::check::{Checker, Stop};
 use self::git::Git;
 use self::worktree::Worktree;
-use super::process::Interrupt;
 use crate::commands::gate;
 use crate::commands::show::{Format, json};
 use crate::exit_codes::Code;
 use crate::output;
+use crate::process::Interrupt;
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 use crate::report::text::{place, plain, short};
@@ -178,7 +178,7 @@ impl Commit {
 
     /// Options that the search gives itself, and those that the gate does not know, are refused before anything runs.
     fn check_gate_options(&self) -> Result<(), Refusal> {
-        let own = ["--format", "--junit", "--html", "--shard", "--suite"];
+        let own = ["--format", "--junit", "--html", "--shard", "--suite", "--run"];
         for option in self.gate.iter().filter_map(|option| option.to_str()) {
             if let Some(own) = own.iter().find(|own| option.split('=').next() == Some(**own)) {
                 return Err(Refusal::Request(format!(

@@ -4,7 +4,6 @@ mod bundle;
 mod cause;
 mod commit;
 mod layer;
-pub mod process;
 mod stage;
 
 use clap::Subcommand;

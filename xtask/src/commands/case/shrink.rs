@@ -15,10 +15,10 @@ use goldens::{Job, Progress as _, judge};
 use reference::Deviation;
 use serde::Serialize;
 
-use crate::commands::bisect::process::{self, Ended, Interrupt};
 use crate::commands::show::{Format, json};
 use crate::exit_codes::Code;
 use crate::output;
+use crate::process::{self, Ended, Interrupt};
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 use crate::report::text::plain;

@@ -15,7 +15,7 @@ use goldens::report::{CaseReport, GateReport, Verdict};
 
 use super::worktree::Worktree;
 use super::{at, git};
-use crate::commands::bisect::process::{self, Ended, Interrupt};
+use crate::process::{self, Ended, Interrupt};
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 use crate::report::summary;

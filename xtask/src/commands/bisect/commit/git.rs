@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use goldens::commits;
 
-use crate::commands::bisect::process;
+use crate::process;
 use crate::refusal::Refusal;
 use crate::report::text::plain;
 

@@ -13,7 +13,7 @@ use ndarray::Array2;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::commands::bisect::process::{self, Ended, Interrupt};
+use crate::process::{self, Ended, Interrupt};
 use crate::refusal::Refusal;
 
 /// What has to be filled in.
@@ -80,7 +80,11 @@ impl Fetcher {
                 Folder::Kept(folder.to_path_buf())
             }
         };
-        Ok(Self { command: command.to_owned(), limit, sizes, folder, interrupt: Interrupt::catch_while_running()? })
+        let interrupt = Interrupt::catch_while_running()?;
+        if let Folder::Temporary(folder) = &folder {
+            interrupt.removes(folder.path().to_path_buf());
+        }
+        Ok(Self { command: command.to_owned(), limit, sizes, folder, interrupt })
     }
 
     fn folder(&self) -> &Path {

@@ -2,9 +2,10 @@
 //! with all that they started, also when this program is asked to end.
 
 use std::io;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ pub struct Interrupt {
     raised: Arc<AtomicBool>,
     /// Whether a command is running, which has to be ended first.
     running: Arc<AtomicBool>,
+    /// What goes with the program.
+    temporary: Arc<Mutex<Vec<PathBuf>>>,
 }
 
 impl Interrupt {
@@ -48,10 +51,24 @@ impl Interrupt {
         handle(move || {
             theirs.raised.store(true, Ordering::SeqCst);
             if !theirs.running.load(Ordering::SeqCst) {
-                std::process::exit(Code::Unjudged.number().into());
+                theirs.end();
             }
         })?;
         Ok(interrupt)
+    }
+
+    /// A directory that is removed where such a request ends the program, which drops nothing then.
+    pub fn removes(&self, directory: PathBuf) {
+        self.temporary.lock().unwrap_or_else(PoisonError::into_inner).push(directory);
+    }
+
+    /// Ends the program as such a request does.
+    pub fn end(&self) -> ! {
+        for directory in self.temporary.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // What cannot be removed keeps nobody from ending.
+            let _ = std::fs::remove_dir_all(directory);
+        }
+        std::process::exit(Code::Unjudged.number().into())
     }
 
     /// Whether it was asked.
@@ -146,15 +163,29 @@ fn end(child: &mut Child) -> io::Result<()> {
     child.wait().map(|_| ())
 }
 
-/// A command with `{name}` replaced by what it names, quoted where the shell would read something else into it.
+/// A command with `{name}` replaced by what it names, quoted where the shell would read something else into it. What is
+/// put in is not looked at again.
 pub fn filled(command: &str, names: &[(&str, Option<&str>)]) -> String {
-    let mut text = command.to_owned();
-    for (name, value) in names {
-        if let Some(value) = value {
-            text = text.replace(&format!("{{{name}}}"), &quoted(value));
-        }
+    let (mut text, mut rest) = (String::with_capacity(command.len()), command);
+    while let Some(at) = rest.find('{') {
+        let (before, field) = rest.split_at(at);
+        text.push_str(before);
+        let named = names.iter().find_map(|&(name, value)| {
+            let after = field.strip_prefix('{')?.strip_prefix(name)?.strip_prefix('}')?;
+            Some((quoted(value?), after))
+        });
+        rest = match named {
+            Some((value, after)) => {
+                text.push_str(&value);
+                after
+            }
+            None => {
+                text.push('{');
+                &field[1..]
+            }
+        };
     }
-    text
+    text + rest
 }
 
 /// A command line, as the shell runs it.
@@ -188,6 +219,8 @@ mod tests {
         assert_eq!(filled("run {commit} {case} ${HOME} {}", &names), "run 12ab {case} ${HOME} {}");
         assert_eq!(filled("> {out}/x", &names), r"> '/a b/it'\''s'/x");
         assert_eq!(filled("{out}", &[("out", Some("/t/assay-bisect-x1/out"))]), "/t/assay-bisect-x1/out");
+        let nested = [("a", Some("{b}")), ("b", Some("; rm"))];
+        assert_eq!(filled("{{a}}{b}{a", &nested), "{'{b}'}'; rm'{a");
     }
 
     #[test]
