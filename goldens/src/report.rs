@@ -1,6 +1,7 @@
 //! What a gate run found, as plain data. The JSON of `docs/bundles.md` is this module serialized;
 //! every other format is a view of it.
 
+use cases::Case;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::maps::TensorMap;
@@ -192,6 +193,18 @@ pub struct CaseReport {
     pub explanation: Option<Explanation>,
     /// Every token of a token run that was judged, rows one after the other; empty for other kernels.
     pub steps: Vec<TokenStep>,
+}
+
+impl CaseReport {
+    /// The report on a case that a device could not run: nothing was compared, which is neither a pass nor an accuracy
+    /// failure. `check` is what stood in the way, `detail` says why and what to do, without a full stop at its end.
+    #[must_use]
+    pub fn unjudged(case: &Case, check: &str, detail: &str) -> Self {
+        let mut report = crate::judge::unjudged(case, &case.policy, detail);
+        let check = Check { name: check.to_owned(), verdict: Verdict::Unjudged, detail: detail.to_owned() };
+        report.checks.insert(0, check);
+        report
+    }
 }
 
 /// A deviation from the contract that gives the device's bits, or comes closest to them (`docs/verdicts.md`, Causes).
@@ -429,4 +442,20 @@ pub struct PolicyReport {
     pub ties: std::collections::BTreeMap<String, u64>,
     /// Sites whose rule is not the one asked for, each with what was found.
     pub violations: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_that_could_not_be_run_is_unjudged_and_says_why() {
+        let case = cases::new_case(cases::NewCase::named("t", "mini").unwrap()).unwrap();
+        let report = CaseReport::unjudged(&case, "device", "the device hangs");
+        assert_eq!((report.verdict, report.name.as_str()), (Verdict::Unjudged, "t"));
+        assert!(report.checks.iter().all(|check| check.verdict == Verdict::Unjudged));
+        assert_eq!((report.checks[0].name.as_str(), report.checks[0].detail.as_str()), ("device", "the device hangs"));
+        assert_eq!(report.coverage, ["the device hangs"]);
+        assert_eq!(GateReport::new(vec![report]).verdict, Verdict::Unjudged);
+    }
 }
