@@ -5,6 +5,8 @@
 
 // The names and the documentation of these functions are those of the C interface.
 #![allow(non_snake_case, missing_docs)]
+// What pointers hold is the C interface's promise, which a test keeps through the bindings.
+#![allow(clippy::not_unsafe_ptr_arg_deref)]
 // A mock that cannot go on ends the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
