@@ -15,6 +15,7 @@ mod compare;
 mod coverage;
 mod evidence;
 mod judge;
+pub mod launched;
 pub mod maps;
 pub mod merge;
 pub mod mutant;

@@ -18,7 +18,7 @@ pub fn repeatability(bundles: &[Bundle], reports: &mut [CaseReport]) {
         let earlier = (0..later).find(|&earlier| same_run(&bundles[earlier].case, &bundles[later].case));
         let Some(earlier) = earlier else { continue };
         let (Some(a), Some(b)) = (&bundles[earlier].captures, &bundles[later].captures) else { continue };
-        let (check, differs) = compare_runs(&reports[earlier].name, a, b);
+        let (check, differs) = compare_runs("this run", &reports[earlier].name, a, b);
         let report = &mut reports[later];
         if check.verdict == Verdict::Fail {
             report.verdict = Verdict::Fail;
@@ -51,6 +51,26 @@ fn same_writes(a: &WrittenRows, b: &WrittenRows) -> bool {
     values && a.rows == b.rows
 }
 
+/// Where two caches that were written differently differ first.
+fn difference(a: &WrittenRows, b: &WrittenRows) -> String {
+    let rows = |written: &WrittenRows| written.rows.values().map(|rows| rows.to_vec());
+    let (Some(in_a), Some(in_b)) = (rows(a), rows(b)) else { return "the rows written".to_owned() };
+    let only = |these: &[i64], those: &[i64]| these.iter().find(|row| !those.contains(row)).copied();
+    if let Some(row) = only(&in_a, &in_b).or_else(|| only(&in_b, &in_a)) {
+        return format!("cache row {row} was written by one of them only");
+    }
+    match (&a.values, &b.values) {
+        (Captured::Values(x), Captured::Values(y)) if in_a == in_b && x.dim() == y.dim() => {
+            let (count, first) = differences(x, y);
+            let columns = x.ncols().max(1);
+            let place = first.map(|first| (in_a.get(first / columns).copied().unwrap_or_default(), first % columns));
+            let place = place.map(|(row, column)| format!(", first in cache row {row}, channel {column}"));
+            format!("{count} of {} elements{}", x.len(), place.unwrap_or_default())
+        }
+        _ => "the rows written or their values".to_owned(),
+    }
+}
+
 /// How many elements of two BF16 arrays of one shape differ, and where in them the first does; NaN equals NaN.
 fn differences(a: &Array2<bf16>, b: &Array2<bf16>) -> (u64, Option<usize>) {
     let (a, b) = (a.as_standard_layout(), b.as_standard_layout());
@@ -58,8 +78,8 @@ fn differences(a: &Array2<bf16>, b: &Array2<bf16>) -> (u64, Option<usize>) {
     (found.differing, found.first)
 }
 
-/// The check on two runs, and the first tensor that differs.
-fn compare_runs(earlier: &str, a: &Captures, b: &Captures) -> (Check, Option<String>) {
+/// The check on two runs by their names, and the first tensor that differs.
+pub fn compare_runs(later: &str, earlier: &str, a: &Captures, b: &Captures) -> (Check, Option<String>) {
     const NAME: &str = "repeatable";
     let mut compared = 0;
     for id in TensorId::ALL {
@@ -70,7 +90,7 @@ fn compare_runs(earlier: &str, a: &Captures, b: &Captures) -> (Check, Option<Str
         };
         let difference = if let Some((Some(x), Some(y))) = written {
             compared += 1;
-            (!same_writes(x, y)).then(|| "the rows written or their values".to_owned())
+            (!same_writes(x, y)).then(|| difference(x, y))
         } else {
             let values = |captures: &Captures| captures.tensors.get(&id).and_then(|t| t.values().cloned());
             let (Some(x), Some(y)) = (values(a), values(b)) else { continue };
@@ -99,7 +119,7 @@ fn compare_runs(earlier: &str, a: &Captures, b: &Captures) -> (Check, Option<Str
                 }
                 _ => "a fixed kernel on the same inputs gives the same bits",
             };
-            let detail = format!("this run and {earlier} differ at {}: {difference}; {why}", id.name());
+            let detail = format!("{later} and {earlier} differ at {}: {difference}; {why}", id.name());
             let check = Check { name: NAME.to_owned(), verdict: Verdict::Fail, detail };
             return (check, Some(id.name().to_owned()));
         }

@@ -13,9 +13,9 @@ mod objects;
 mod run;
 mod runtime;
 
-pub use ascend_cl_sys::{EXPLICIT, LIBRARY, LoadError, MissingSymbol, places};
+pub use ascend_cl_sys::{EXPLICIT, LIBRARY, LoadError, MissingSymbol, Searched, places};
 pub use error::AclError;
 pub use guard::{Side, Stray, Unwritten};
 pub use objects::{Argument, Buffer, Event, Function, Module, Stream};
-pub use run::{Differing, Limits, Observed, run};
+pub use run::{Differing, Limits, Observed, binary, run};
 pub use runtime::{Device, DeviceFacts, Runtime, Versions};

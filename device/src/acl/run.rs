@@ -152,7 +152,8 @@ pub fn run(
 }
 
 /// The file that holds the kernel of a case.
-pub(super) fn binary(case: &Case, launch: &Launch) -> std::path::PathBuf {
+#[must_use]
+pub fn binary(case: &Case, launch: &Launch) -> std::path::PathBuf {
     let folder = case.directory();
     // The library looks for a plain name in places of its own.
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

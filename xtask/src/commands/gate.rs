@@ -1,4 +1,6 @@
-//! `assay gate`: judge captured kernel outputs against the contract.
+//! `assay gate`: judge captured kernel outputs, or kernels launched on a device, against the contract.
+
+mod live;
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -55,6 +57,8 @@ pub struct Gate {
     /// Where a case fails, look for its cause: run the reference with known faults until one gives the device's bits
     #[arg(long)]
     explain: bool,
+    #[command(flatten)]
+    live: live::Live,
     /// Show every tensor, element and remark, of passing cases too
     #[arg(long, short)]
     verbose: bool,
@@ -164,6 +168,7 @@ impl Gate {
         };
         let inputs: Vec<PathBuf> =
             named.chain(self.paths.iter().cloned()).chain(files.iter().flat_map(of_case)).collect();
+        let inputs = [inputs, self.live.binaries(files)].concat();
         for (flag, output) in self.outputs() {
             let Ok(output) = output.canonicalize() else { continue };
             if let Some(file) = inputs.iter().find(|file| file.canonicalize().is_ok_and(|file| file == output)) {
@@ -183,6 +188,10 @@ impl Gate {
         let only = self.tensors.as_deref().map(only).transpose()?;
         let mut files = files.to_vec();
         let shard = self.shard.map(|shard| take(shard, &mut files)).transpose()?;
+        if let Some(device) = self.live.device() {
+            let (reports, cases) = self.launch_all(device, &files, policy.as_ref(), only.as_ref())?;
+            return Ok((GateReport { shard, ..GateReport::new(reports) }, cases));
+        }
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.
         let bundles = files.iter().map(|path| Bundle::open(path)).collect::<Result<Vec<_>, _>>()?;
         let (store, bar) = (InputStore::new(), Bar::new(bundles.len()));
