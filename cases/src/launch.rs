@@ -1,6 +1,6 @@
-//! The kernel that a case names to be launched on a device of this machine (`device: kernel:`): its binary, its name, and
-//! what each argument is. Arguments are the contract's tensors under the kernel's own names, batch metadata, scalars and
-//! workspaces, in the kernel's order.
+//! The kernel that a case names to be launched on a device of this machine (`device: kernel:`): its binary, its name,
+//! and what each argument is. Arguments are the contract's tensors under the kernel's own names, batch metadata,
+//! scalars and workspaces, in the kernel's order.
 
 use reference::TensorId;
 
@@ -286,8 +286,8 @@ impl Rules<'_> {
 
     /// An argument that is no tensor.
     fn other(&self, index: usize, raw: &RawArgument, place: Location) -> Result<Argument, CaseError> {
-        const HELP: &str = "write a tensor's name, {int32: 2}, {int32: active_batch}, or {workspace: BYTES}; the scalars are \
-            int32, uint32, int64, uint64 and float32";
+        const HELP: &str = "write a tensor's name, {int32: 2}, {int32: active_batch}, or {workspace: BYTES}; the \
+            scalars are int32, uint32, int64, uint64 and float32";
         let scalars = [&raw.int32, &raw.uint32, &raw.int64, &raw.uint64, &raw.float32];
         let mut scalars =
             ScalarKind::ALL.into_iter().zip(scalars).filter_map(|(kind, raw)| Some((kind, raw.as_ref()?)));

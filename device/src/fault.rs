@@ -1,5 +1,5 @@
-//! Errors of a device and of its runtime: numbers that say nothing, under the names that say what happened. None of them is
-//! an accuracy failure: what a device could not run cannot be judged.
+//! Errors of a device and of its runtime: numbers that say nothing, under the names that say what happened. None of
+//! them is an accuracy failure: what a device could not run cannot be judged.
 
 use std::fmt;
 

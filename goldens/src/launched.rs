@@ -1,5 +1,6 @@
-//! What launching a kernel shows beyond what it gave: writes outside of its tensors, elements that it never wrote, launches
-//! that differ from one another. Each is a check of its own, because a kernel may be right in every number and break these.
+//! What launching a kernel shows beyond what it gave: writes outside of its tensors, elements that it never wrote,
+//! launches that differ from one another. Each is a check of its own, because a kernel may be right in every number
+//! and break these.
 
 use device::acl::{Observed, Side, Stray, Unwritten};
 
@@ -13,8 +14,8 @@ pub const DEVICE: &str = "device";
 /// Findings of one kind that a report lists.
 const LISTED: usize = 4;
 
-/// Adds the checks `bounds`, `written` and, where the kernel was launched more than once, `repeatable` to the report on what
-/// the first launch gave, and says where it ran.
+/// Adds the checks `bounds`, `written` and, where the kernel was launched more than once, `repeatable` to the report
+/// on what the first launch gave, and says where it ran.
 pub fn add_checks(report: &mut CaseReport, observed: &Observed) {
     let soc = observed.soc.as_deref().unwrap_or("a chip without a name");
     report.source = format!("{}, launched on ascend:{} ({soc})", report.source, observed.device);
@@ -80,7 +81,8 @@ fn written(unwritten: &[Unwritten]) -> (Check, Option<String>) {
         let Unwritten { tensor, elements, of, first: [row, column], rows, launch } = unwritten;
         let rows = counted("row", rows);
         format!(
-            "{tensor}: {elements} of {of} elements were never written, first [{row}, {column}] ({rows}; launch {launch})"
+            "{tensor}: {elements} of {of} elements were never written, first [{row}, {column}] ({rows}; \
+             launch {launch})"
         )
     };
     (check(NAME, Verdict::Fail, listed(unwritten.iter().map(words).collect())), Some(first.tensor.clone()))

@@ -129,9 +129,9 @@ fn symbol(name: &'static str) -> MissingSymbol {
 macro_rules! call {
     ($self:ident.$name:ident($($argument:expr),*)) => {{
         let function = $self.functions.$name.ok_or_else(|| symbol(stringify!($name)))?;
-        // SAFETY: the pointers given are null where the interface allows it, or valid for the call: handles come from the
-        // library and are consumed by what destroys them, host memory is borrowed and its size is handed on or is the fixed
-        // size of what the call writes.
+        // SAFETY: the pointers given are null where the interface allows it, or valid for the call: handles come from
+        // the library and are consumed by what destroys them, host memory is borrowed and its size is handed on or is
+        // the fixed size of what the call writes.
         match unsafe { function($($argument),*) } {
             SUCCESS => Ok(()),
             code => Err(CallError::Code { call: stringify!($name), code }),
@@ -152,8 +152,8 @@ impl AscendCl {
                 searched.push(Searched { place: place.clone(), why: "not there".to_owned() });
                 continue;
             }
-            // SAFETY: loading a library runs its initializers. The file is the one that the user's installation or variables
-            // name as AscendCL; nothing else can be asked of it from here.
+            // SAFETY: loading a library runs its initializers. The file is the one that the user's installation or
+            // variables name as AscendCL; nothing else can be asked of it from here.
             match unsafe { Library::new(place) } {
                 Ok(library) => {
                     let functions = Functions::of(&library)

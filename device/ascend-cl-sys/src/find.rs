@@ -16,7 +16,8 @@ pub const EXPLICIT: &str = "ASSAY_ASCENDCL";
 
 /// Variables that name a folder of CANN, in the order in which they are looked at.
 const HOMES: [&str; 2] = ["ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH"];
-/// Folders of CANN where nothing names one: the toolkit's, of new and old installers, and those of the smaller packages.
+/// Folders of CANN where nothing names one: the toolkit's, of new and old installers, and those of the smaller
+/// packages.
 const INSTALLED: [&str; 5] = [
     "/usr/local/Ascend/cann",
     "/usr/local/Ascend/ascend-toolkit/latest",
@@ -57,7 +58,11 @@ pub struct Searched {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LoadError {
     /// It is nowhere.
-    #[error("AscendCL ({LIBRARY}) was not found; looked at {}; install CANN, source its set_env.sh, or set {EXPLICIT} to the library", listed(.0))]
+    #[error(
+        "AscendCL ({LIBRARY}) was not found; looked at {}; install CANN, source its set_env.sh, or set {EXPLICIT} to \
+         the library",
+        listed(.0)
+    )]
     Absent(Vec<Searched>),
     /// What was found lacks a symbol without which nothing works.
     #[error("{}: {source}", place.display())]

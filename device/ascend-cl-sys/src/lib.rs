@@ -1,10 +1,11 @@
-//! Bindings of AscendCL, the C interface of Ascend devices, loaded when a program runs: nothing of CANN is needed to build,
-//! and a machine without it is told where the library was looked for.
+//! Bindings of AscendCL, the C interface of Ascend devices, loaded when a program runs: nothing of CANN is needed to
+//! build, and a machine without it is told where the library was looked for.
 //!
-//! [`AscendCl`] is the library with one method a call. Handles are opaque, are made by a call alone and are consumed by the
-//! call that destroys them; copies between host and device are checked against the sizes of both. What the C interface
-//! leaves to its user beyond that (order of release, threads, waiting no longer than asked) is for the caller to keep. This is
-//! the one crate beside the kernels of the reference and mapped files in which `unsafe` is allowed.
+//! [`AscendCl`] is the library with one method a call. Handles are opaque, are made by a call alone and are consumed
+//! by the call that destroys them; copies between host and device are checked against the sizes of both. What the C
+//! interface leaves to its user beyond that (order of release, threads, waiting no longer than asked) is for the
+//! caller to keep. This is the one crate beside the kernels of the reference and mapped files in which `unsafe` is
+//! allowed.
 
 mod calls;
 mod find;

@@ -5,6 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 use libloading::Library;
 use thiserror::Error;
 
+use crate::find::LIBRARY;
+
 /// `aclError`.
 pub type Code = c_int;
 /// Any handle, and a place in device memory.
@@ -23,7 +25,7 @@ pub struct Symbol {
 
 /// A function that the library lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{LIBRARY} has no function {}, which {} has; install that release or a newer one", .0.name, .0.known_in, LIBRARY = crate::LIBRARY)]
+#[error("{LIBRARY} has no function {}, which {} has; install that release or a newer one", .0.name, .0.known_in)]
 pub struct MissingSymbol(pub Symbol);
 
 /// The version structure of `aclsysGetCANNVersion`.
@@ -62,8 +64,8 @@ macro_rules! functions {
             pub fn of(library: &Library) -> Result<Self, MissingSymbol> {
                 $(
                     let symbol = Symbol { name: stringify!($name), required: required!($need), known_in: $known };
-                    // SAFETY: the signature is that of the public header; it cannot be checked at run time. The library is
-                    // never unloaded, so that the pointer stays valid.
+                    // SAFETY: the signature is that of the public header; it cannot be checked at run time. The
+                    // library is never unloaded, so that the pointer stays valid.
                     let found = unsafe {
                         library.get::<unsafe extern "C" fn($($argument),*) -> $result>(symbol.name.as_bytes())
                     };

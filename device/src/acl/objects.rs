@@ -1,5 +1,5 @@
-//! What is taken of a device: memory, streams, events, kernel binaries. Each is given back when it is dropped, and cannot
-//! outlive the device.
+//! What is taken of a device: memory, streams, events, kernel binaries. Each is given back when it is dropped, and
+//! cannot outlive the device.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -194,8 +194,8 @@ impl Stream<'_> {
         recorded.map_err(|error| self.device.failed(error, "recording an event"))
     }
 
-    /// Waits until the stream is idle, `limit` at most. Where something in it failed or it is not idle by then, the device is
-    /// given up: nothing waits for it any more.
+    /// Waits until the stream is idle, `limit` at most. Where something in it failed or it is not idle by then, the
+    /// device is given up: nothing waits for it any more.
     ///
     /// # Errors
     /// What a task in the stream failed with, or that time is up.
@@ -288,8 +288,8 @@ impl Drop for Buffer<'_> {
 impl Drop for Stream<'_> {
     fn drop(&mut self) {
         if let (Some(stream), Ok(library)) = (self.stream.take(), self.device.bind()) {
-            // Destroying a stream in which something runs would wait for it. Where the library cannot do it by force, the
-            // end of the process does.
+            // Destroying a stream in which something runs would wait for it. Where the library cannot do it by force,
+            // the end of the process does.
             let _ = if self.pending.get() || self.device.is_given_up() {
                 self.device.give_up();
                 library.destroy_stream_force(stream)

@@ -1,5 +1,5 @@
-//! The kernel of a case on a device: every buffer between guards, what is to be written poisoned, as many launches from the
-//! same state as asked for, and what came back as captures beside what was seen of the guards.
+//! The kernel of a case on a device: every buffer between guards, what is to be written poisoned, as many launches
+//! from the same state as asked for, and what came back as captures beside what was seen of the guards.
 
 use std::path::Path;
 use std::time::Duration;

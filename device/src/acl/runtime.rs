@@ -9,7 +9,8 @@ use ascend_cl_sys::{AscendCl, CallError, Package, REPEAT_INITIALIZE};
 
 use super::error::AclError;
 
-/// AscendCL, initialized. It and what is opened through it stay on their thread: a device belongs to the thread that set it.
+/// AscendCL, initialized. It and what is opened through it stay on their thread: a device belongs to the thread that
+/// set it.
 #[derive(Debug)]
 pub struct Runtime {
     library: AscendCl,

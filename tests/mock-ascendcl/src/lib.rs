@@ -1,7 +1,8 @@
-//! AscendCL on host memory, for tests. It has the C functions that the bindings call, with their signatures, and none of
-//! CANN. A kernel binary is a text file of lines `function NAME`, `store ARGUMENT FILE` (the bytes of a file go to where
-//! an argument points) and `expect ARGUMENT FILE` (the argument points at these bytes, or is this value). How a device
-//! fails is said in words, in `MOCK_ASCENDCL` or through `mock_set`; see `plan.rs`.
+//! AscendCL on host memory, for tests. It has the C functions that the bindings call, with their signatures, and none
+//! of CANN. A kernel binary is a text file of lines `function NAME`, `store ARGUMENT FILE` (the bytes of a file go to
+//! where an argument points) and `expect ARGUMENT FILE` (the argument points at these bytes, or is this value). How a
+//! device fails is said in a file beside the library: its path and `.plan`; see `plan.rs`. Every copy of the library
+//! is a machine of its own.
 
 // The names and the documentation of these functions are those of the C interface.
 #![allow(non_snake_case, missing_docs)]
@@ -55,17 +56,6 @@ unsafe fn give<T>(place: *mut T, value: T) -> c_int {
 unsafe fn said(text: *const c_char) -> String {
     // SAFETY: the caller's promise.
     unsafe { CStr::from_ptr(text) }.to_str().expect("tests use UTF-8").to_owned()
-}
-
-/// Takes the place of `MOCK_ASCENDCL`.
-///
-/// # Safety
-/// `words` is zero-terminated.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mock_set(words: *const c_char) {
-    // SAFETY: the caller's promise.
-    let words = unsafe { said(words) };
-    state().plan = plan::Plan::parse(&words);
 }
 
 #[unsafe(no_mangle)]

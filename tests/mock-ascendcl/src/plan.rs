@@ -1,5 +1,6 @@
 //! How a device fails, in words separated by commas.
 
+use std::ffi::CStr;
 use std::path::PathBuf;
 
 /// What was asked for.
@@ -32,6 +33,22 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The plan in the file beside this copy of the library; a right device where there is none.
+    pub fn beside_library() -> Self {
+        let mut found = libc::Dl_info {
+            dli_fname: std::ptr::null(),
+            dli_fbase: std::ptr::null_mut(),
+            dli_sname: std::ptr::null(),
+            dli_saddr: std::ptr::null_mut(),
+        };
+        // SAFETY: the place is one of this library's own functions, and what is found is written where it may be.
+        let there = unsafe { libc::dladdr(Self::beside_library as *const () as *const libc::c_void, &mut found) };
+        assert!(there != 0 && !found.dli_fname.is_null(), "the library knows where it is");
+        // SAFETY: not null, and the loader's names are zero-terminated.
+        let library = unsafe { CStr::from_ptr(found.dli_fname) }.to_str().expect("tests use UTF-8");
+        Self::parse(&std::fs::read_to_string(format!("{library}.plan")).unwrap_or_default())
+    }
+
     /// Reads the words.
     pub fn parse(words: &str) -> Self {
         let mut plan = Self {
@@ -66,7 +83,7 @@ impl Plan {
                 "flip" => plan.flip = Some(place(value)),
                 "skip" => plan.skip = Some(place(value)),
                 "log" => plan.log = Some(value.into()),
-                _ => panic!("MOCK_ASCENDCL: {word:?} is unknown"),
+                _ => panic!("{word:?} is unknown"),
             }
         }
         plan

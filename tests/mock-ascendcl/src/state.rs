@@ -45,7 +45,7 @@ pub struct State {
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     Mutex::new(State {
-        plan: Plan::parse(&std::env::var("MOCK_ASCENDCL").unwrap_or_default()),
+        plan: Plan::beside_library(),
         initialized: false,
         blocks: BTreeMap::new(),
         streams: BTreeMap::new(),

@@ -1,12 +1,12 @@
-//! `assay gate --device`: kernels that cases name, launched on a device of this machine, and judged as captures are. What the
-//! device cannot run is unjudged, with what it says and what to do.
+//! `assay gate --device`: kernels that cases name, launched on a device of this machine, and judged as captures are.
+//! What the device cannot run is unjudged, with what it says and what to do.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cases::{Case, InputStore, Inputs, Launch, PolicyRequest};
-use clap::Args;
+use clap::{Args, value_parser};
 use device::Bundle;
 use device::acl::{AclError, Limits, Runtime, run};
 use goldens::report::CaseReport;
@@ -34,7 +34,7 @@ pub struct Live {
     #[arg(long, value_name = "N", requires = "device", value_parser = launches)]
     repeat: Option<NonZeroUsize>,
     /// Longest wait for one launch, in seconds [default: 120]
-    #[arg(long, value_name = "SECONDS", requires = "device", value_parser = clap::value_parser!(u64).range(1..=LONGEST_WAIT))]
+    #[arg(long, value_name = "SECONDS", requires = "device", value_parser = value_parser!(u64).range(1..=LONGEST_WAIT))]
     device_timeout: Option<u64>,
 }
 
@@ -108,8 +108,8 @@ fn launchable(file: &Path) -> Result<(Case, Launch), Refusal> {
     let case = Case::load(file)?;
     let Some(launch) = launch(&case).cloned() else {
         return Err(Refusal::Request(format!(
-            "{}: names no kernel to launch; add `device: {{kind: npu, kernel: {{binary: ..., function: ..., blocks: ..., \
-             arguments: [...]}}}}`, as docs/device.md shows",
+            "{}: names no kernel to launch; add `device: {{kind: npu, kernel: {{binary: ..., function: ..., \
+             blocks: ..., arguments: [...]}}}}`, as docs/device.md shows",
             case.path.display()
         )));
     };
@@ -119,8 +119,8 @@ fn launchable(file: &Path) -> Result<(Case, Launch), Refusal> {
         found => {
             let why = found.map_or_else(|error| error.to_string(), |_| "not a regular file".to_owned());
             Err(Refusal::Request(format!(
-                "{}: device: kernel: binary: {}: {why}; build the kernel, or correct the path, which is relative to the case \
-                 file",
+                "{}: device: kernel: binary: {}: {why}; build the kernel, or correct the path, which is relative to \
+                 the case file",
                 case.path.display(),
                 binary.display()
             )))
