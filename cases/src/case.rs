@@ -9,6 +9,7 @@ use reference::{Batch, Geometry, PAGE};
 use crate::check;
 use crate::error::{CaseError, read_text};
 use crate::input::{Extent, Input};
+use crate::launch::Launch;
 use crate::policy::PolicyRequest;
 use crate::recipe::Recipe;
 
@@ -118,6 +119,8 @@ pub struct DeviceInfo {
     pub kernel_revision: Option<String>,
     /// ULPs by which an emulated device's exp is off, where it says so.
     pub exp_ulp: Option<u32>,
+    /// The kernel to launch on a device of this machine, where the file names one.
+    pub kernel: Option<Box<Launch>>,
 }
 
 /// Kind of a device.

@@ -10,10 +10,11 @@ use reference::{BATCH, Batch, Geometry, PAGE};
 use crate::case::{Case, DecodeCase, DeviceInfo, DeviceKind, Kernel, KernelKind, Padding, Poison, TokensCase};
 use crate::error::{CaseError, Document};
 use crate::input::{Extent, Input};
+use crate::launch;
 use crate::policy::PolicyRequest;
 use crate::recipe::{OutlierColumns, Recipe, RecipeKind};
 use crate::schema::{
-    Entries, Header, Keys, Location, NameOr, RawCase, RawDevice, RawRecipe, RawRow, RawSizes, Spanned,
+    Entries, Header, Keys, Location, NameOr, RawCase, RawDevice, RawKernel, RawRecipe, RawRow, RawSizes, Spanned,
 };
 
 /// Most positions and pages that a case may have: a guard on allocations, far above any kernel's.
@@ -489,7 +490,12 @@ impl Checker<'_> {
             return Err(self.error(revision.referenced, message, "write the revision of the kernel sources"));
         }
         let kernel_revision = raw.kernel_revision.as_ref().map(|revision| revision.value.clone());
-        Ok(DeviceInfo { kind, kernel_revision, exp_ulp })
+        let launch = |kernel: &Spanned<RawKernel>| {
+            let rules = launch::Rules { document: &self.document, case: self.kernel, device: kind };
+            rules.launch(kernel).map(Box::new)
+        };
+        let kernel = raw.kernel.as_ref().map(launch).transpose()?;
+        Ok(DeviceInfo { kind, kernel_revision, exp_ulp, kernel })
     }
 
     fn hashes(

@@ -114,6 +114,69 @@ pub(crate) struct RawDevice {
     pub kind: Spanned<String>,
     pub kernel_revision: Option<Spanned<String>>,
     pub noise: Option<RawNoise>,
+    pub kernel: Option<Spanned<RawKernel>>,
+}
+
+/// `device: kernel:`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawKernel {
+    pub binary: Spanned<String>,
+    pub function: Spanned<String>,
+    pub blocks: Spanned<i64>,
+    pub arguments: Spanned<Vec<Spanned<NameOr<RawArgument>>>>,
+}
+
+/// An argument that is no tensor: all keys of all kinds; which of them belong together is checked later.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawArgument {
+    pub int32: Option<Spanned<RawValue>>,
+    pub uint32: Option<Spanned<RawValue>>,
+    pub int64: Option<Spanned<RawValue>>,
+    pub uint64: Option<Spanned<RawValue>>,
+    pub float32: Option<Spanned<RawValue>>,
+    pub workspace: Option<Spanned<i64>>,
+    pub zero: Option<Spanned<bool>>,
+}
+
+/// A number, or a word that stands for one.
+pub(crate) enum RawValue {
+    Whole(i128),
+    Real(f64),
+    Word(String),
+}
+
+impl<'de> Deserialize<'de> for RawValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Numbers;
+
+        impl Visitor<'_> for Numbers {
+            type Value = RawValue;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number")
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<RawValue, E> {
+                Ok(RawValue::Whole(value.into()))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<RawValue, E> {
+                Ok(RawValue::Whole(value.into()))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<RawValue, E> {
+                Ok(RawValue::Real(value))
+            }
+
+            fn visit_str<E>(self, word: &str) -> Result<RawValue, E> {
+                Ok(RawValue::Word(word.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_any(Numbers)
+    }
 }
 
 #[derive(Deserialize)]

@@ -163,7 +163,8 @@ mod tests {
     #[test]
     fn unchecked_inputs_of_a_device_are_named() {
         let mut recorded = case(1, Padding::ReplicateRow0);
-        recorded.device = Some(DeviceInfo { kind: DeviceKind::Npu, kernel_revision: None, exp_ulp: None });
+        recorded.device =
+            Some(DeviceInfo { kind: DeviceKind::Npu, kernel_revision: None, exp_ulp: None, kernel: None });
         recorded.inputs_sha256 =
             recorded.inputs().filter(|&input| input != Input::Wk).map(|i| (i, "0".repeat(64))).collect();
         let warnings = recorded.warnings();

@@ -8,6 +8,7 @@ use reference::{Geometry, Policy, Site};
 
 use crate::case::{Case, DeviceInfo, Kernel};
 use crate::input::Input;
+use crate::launch::{Argument, Launch, ScalarValue};
 use crate::policy::PolicyRequest;
 
 impl Case {
@@ -115,6 +116,38 @@ impl Lines {
         if let Some(ulps) = device.exp_ulp {
             self.nested("noise", format!("{{exp_ulp: {ulps}}}"));
         }
+        if let Some(launch) = &device.kernel {
+            self.launch(launch);
+        }
+    }
+
+    fn launch(&mut self, launch: &Launch) {
+        let arguments = launch.arguments.iter().map(argument);
+        let _ = write!(
+            self.0,
+            "  kernel:\n    binary: {}\n    function: {}\n    blocks: {}\n    arguments:\n",
+            scalar(&launch.binary),
+            scalar(&launch.function),
+            launch.blocks
+        );
+        for argument in arguments {
+            let _ = writeln!(self.0, "      - {argument}");
+        }
+    }
+}
+
+fn argument(argument: &Argument) -> String {
+    match argument {
+        Argument::Scalar(scalar) => {
+            let value = match scalar.value {
+                ScalarValue::ActiveBatch => ScalarValue::ACTIVE_BATCH.to_owned(),
+                ScalarValue::Bits(bits) => scalar.kind.text(bits),
+            };
+            format!("{{{}: {value}}}", scalar.kind.name())
+        }
+        Argument::Workspace { bytes, zero: true } => format!("{{workspace: {bytes}, zero: true}}"),
+        Argument::Workspace { bytes, zero: false } => format!("{{workspace: {bytes}}}"),
+        named => named.name().unwrap_or_default().to_owned(),
     }
 }
 
@@ -139,7 +172,15 @@ fn policy(request: &PolicyRequest) -> String {
 
 /// A number from which every bit is read back. YAML 1.1 wants a point, and a sign in the exponent.
 pub(crate) fn number(value: f64) -> String {
-    let text = format!("{value:?}");
+    spelled(format!("{value:?}"))
+}
+
+/// The same of single precision, with the digits that it needs.
+pub(crate) fn single(value: f32) -> String {
+    spelled(format!("{value:?}"))
+}
+
+fn spelled(text: String) -> String {
     let Some((mantissa, exponent)) = text.split_once('e') else { return text };
     let point = if mantissa.contains('.') { "" } else { ".0" };
     let sign = if exponent.starts_with('-') { "" } else { "+" };

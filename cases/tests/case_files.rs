@@ -503,3 +503,79 @@ proptest! {
         }
     }
 }
+
+/// A case whose kernel can be launched.
+fn launchable() -> String {
+    let kernel = "kind: npu
+  kernel_revision: 1234abcd
+  kernel:
+    binary: kernels/decode.o
+    function: decode_layer
+    blocks: 24
+    arguments:
+      - hidden_states
+      - k_cache
+      - seq_lens
+      - {int32: active_batch}
+      - {int64: -3}
+      - {float32: 1.0e-6}
+      - {workspace: 4096, zero: true}
+      - {workspace: 512}
+      - attn_out
+      - out";
+    change(DECODE, "kind: emulated\n  kernel_revision: 5b8ce4d6\n  noise: {exp_ulp: 1}", kernel)
+}
+
+#[test]
+fn a_kernel_to_launch_is_read_and_written_back() {
+    let case = parse(&launchable()).unwrap();
+    assert_eq!(case.to_yaml(), launchable());
+    let launch = case.device.unwrap().kernel.unwrap();
+    assert_eq!(
+        (launch.binary.as_str(), launch.function.as_str(), launch.blocks),
+        ("kernels/decode.o", "decode_layer", 24)
+    );
+    let names: Vec<_> = launch.arguments.iter().filter_map(cases::Argument::name).collect();
+    assert_eq!(names, ["hidden_states", "k_cache", "seq_lens", "attn_out", "out"]);
+    assert_eq!(launch.arguments[6], cases::Argument::Workspace { bytes: 4096, zero: true });
+}
+
+#[test]
+fn a_kernel_that_cannot_be_launched_as_described() {
+    let text = launchable();
+    for (from, to, marker, words) in [
+        ("kind: npu", "kind: emulated", "binary:", "of kind npu"),
+        ("blocks: 24", "blocks: 0", "blocks: 0", "outside 1..=65535"),
+        ("blocks: 24", "blocks: 24\n    grid: 1", "grid", "unknown key \"grid\""),
+        ("function: decode_layer", "function: decode layer", "function: ", "without spaces"),
+        ("binary: kernels/decode.o", "binary: \"\"", "binary: ", "printable text"),
+        (
+            "- attn_out",
+            "- attn_outt",
+            "attn_outt",
+            "arguments[8]: no tensor is named \"attn_outt\"; the tensors are hidden",
+        ),
+        ("- attn_out", "- k_written_rows", "k_written_rows", "name k_cache and v_cache"),
+        ("- attn_out", "- hidden_states", "- hidden_states\n      - out", "is arguments[0] already"),
+        ("{int64: -3}", "{int32: 4294967296}", "4294967296", "arguments[4]: 4294967296 is no int32"),
+        ("{int64: -3}", "{uint64: -3}", "-3", "-3 is no uint64"),
+        ("{int64: -3}", "{int64: 1.5}", "1.5", "1.5 is no int64"),
+        ("{int64: -3}", "{int64: layers}", "{int64: layers}", "\"layers\" is no int64"),
+        ("{int64: -3}", "{int64: 3, int32: 3}", "{int64: 3", "more than one value"),
+        ("{int64: -3}", "{int64: 3, zero: true}", "{int64: 3", "about a workspace"),
+        ("{int64: -3}", "{zero: true}", "{zero: true}", "neither a scalar nor a workspace"),
+        ("{int64: -3}", "{int128: 3}", "int128", "unknown key \"int128\""),
+        ("{workspace: 512}", "{workspace: 0}", "{workspace: 0}", "outside 1..="),
+    ] {
+        refused(&change(&text, from, to), marker, &[words]);
+    }
+    let none = text.replace("      - attn_out\n      - out\n", "").replace("      - k_cache\n", "");
+    assert!(parse(&none).unwrap_err().to_string().contains("nothing to judge"));
+    let empty = change(&text, "    arguments:", "    arguments: []\n    more:");
+    assert!(parse(&empty).is_err());
+    let token = "device:\n  kind: npu\n  kernel: {binary: a, function: f, blocks: 1, arguments: [out]}\n";
+    let at = TOKENS.find("device:").unwrap();
+    let rest = TOKENS[at..].find("inputs_sha256:").unwrap();
+    let text = format!("{}{token}{}", &TOKENS[..at], &TOKENS[at + rest..]);
+    refused(&text, "binary: a", &["only kernel decode_layer"]);
+}

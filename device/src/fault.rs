@@ -1,5 +1,5 @@
-//! Errors of a device and of its runtime: numbers that say nothing, under the names that say what happened. None of them is
-//! an accuracy failure: what a device could not run cannot be judged.
+//! Errors of a device and of its runtime: numbers that say nothing, under the names that say what happened. None of
+//! them is an accuracy failure: what a device could not run cannot be judged.
 
 mod log;
 
@@ -34,10 +34,53 @@ pub struct Fault {
 /// Every known error, by kind and number.
 pub const FAULTS: &[Fault] = &[
     acl(
+        100_029,
+        "ACL_ERROR_KERNEL_NOT_FOUND",
+        "the binary has no kernel of this name: compare `function` in the case with the binary's symbols",
+    ),
+    acl(
+        107_000,
+        "ACL_ERROR_RT_PARAM_INVALID",
+        "the runtime refuses a parameter: for a kernel binary, one that is missing, empty or of another format",
+    ),
+    acl(
+        107_001,
+        "ACL_ERROR_RT_INVALID_DEVICEID",
+        "there is no device of this number: ASCEND_RT_VISIBLE_DEVICES renumbers those that it names from 0",
+    ),
+    acl(107_002, "ACL_ERROR_RT_CONTEXT_NULL", "no device is set on this thread: another part of the program reset it"),
+    acl(
+        107_009,
+        "ACL_ERROR_RT_FILE_OPEN",
+        "a file cannot be opened: look whether the kernel binary is there and readable",
+    ),
+    acl(107_017, "ACL_ERROR_RT_INVALID_HANDLE", "a handle is not one of this process or was given back before"),
+    acl(
+        107_019,
+        "ACL_ERROR_RT_WAIT_TIMEOUT",
+        "what was waited for did not happen in time: a kernel hangs, or the time limit is too short",
+    ),
+    acl(
+        107_020,
+        "ACL_ERROR_RT_TASK_TIMEOUT",
+        "a task did not finish in time: a kernel hangs, or the time limit is too short",
+    ),
+    acl(
         107_022,
         "ACL_ERROR_RT_DEVICE_TASK_ABORT",
         "a task on the device was aborted, often after another one's error: \
         read the first error of the log, reset the device and run the case alone",
+    ),
+    acl(
+        107_023,
+        "ACL_ERROR_RT_STREAM_ABORT",
+        "the stream is being aborted after another error: read the first error of the log",
+    ),
+    acl(200_000, "ACL_ERROR_BAD_ALLOC", "host memory was used up: run a smaller case, or end other processes"),
+    acl(
+        207_000,
+        "ACL_ERROR_RT_FEATURE_NOT_SUPPORT",
+        "this chip or driver does not have the feature: compare the versions of driver and CANN (assay doctor)",
     ),
     acl(
         207_001,
@@ -46,10 +89,43 @@ pub const FAULTS: &[Fault] = &[
         a case with fewer pages or a smaller geometry",
     ),
     acl(
+        207_004,
+        "ACL_ERROR_RT_NO_DEVICE",
+        "the driver sees no device: look at npu-smi info, and whether the container was given /dev/davinci*",
+    ),
+    acl(
+        207_005,
+        "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
+        "a stream, event or other resource is used up: end other processes on the device",
+    ),
+    acl(
+        207_006,
+        "ACL_ERROR_RT_NO_PERMISSION",
+        "this user may not use the device: join the group that owns /dev/davinci* (mostly HwHiAiUser)",
+    ),
+    acl(
+        207_018,
+        "ACL_ERROR_RT_DEVICE_OOM",
+        "device memory was used up: end other processes on the device, or run a case with fewer pages or a \
+        smaller geometry",
+    ),
+    acl(500_000, "ACL_ERROR_INTERNAL_ERROR", "AscendCL failed inside: read its log (ASCEND_SLOG_PRINT_TO_STDOUT=1)"),
+    acl(
         507_000,
         "RT_INTERNAL_ERROR",
         "the runtime failed inside: read its log (ASCEND_SLOG_PRINT_TO_STDOUT=1), then \
         reset the device",
+    ),
+    acl(
+        507_008,
+        "ACL_ERROR_RT_SOC_VERSION",
+        "the binary was built for another chip, or CANN does not know this one: rebuild the kernel for the chip \
+        that assay doctor names",
+    ),
+    acl(
+        507_010,
+        "ACL_ERROR_RT_LOST_HEARTBEAT",
+        "the device no longer answers: reset it, and restart the machine if that does not help",
     ),
     acl(
         507_014,
@@ -64,6 +140,11 @@ pub const FAULTS: &[Fault] = &[
         device log names the core and the program counter",
     ),
     acl(
+        507_016,
+        "ACL_ERROR_RT_AICORE_TRAP_EXCEPTION",
+        "an AI Core met a trap instruction: an assertion of the kernel failed, or it ran into data",
+    ),
+    acl(
         507_017,
         "RT_AICPU_TIMEOUT",
         "an AI CPU task did not finish in time: the scheduler on it waits for kernels that do \
@@ -76,12 +157,75 @@ pub const FAULTS: &[Fault] = &[
         which, often a capacity that was exceeded",
     ),
     acl(
+        507_027,
+        "ACL_ERROR_RT_KERNEL_LOOKUP",
+        "the binary has no kernel of this name: compare `function` in the case with the binary's symbols",
+    ),
+    acl(507_033, "ACL_ERROR_RT_DEV_SETUP_ERROR", "the device could not be set up: look at npu-smi info and reset it"),
+    acl(
+        507_034,
+        "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT",
+        "a vector core did not finish in time: a kernel waits for a flag or event that is never set",
+    ),
+    acl(
+        507_035,
+        "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION",
+        "a vector core raised an exception, mostly an address out of range or misaligned: the device log names \
+        the core and the program counter",
+    ),
+    acl(
+        507_036,
+        "ACL_ERROR_RT_VECTOR_CORE_TRAP_EXCEPTION",
+        "a vector core met a trap instruction: an assertion of the kernel failed, or it ran into data",
+    ),
+    acl(
+        507_042,
+        "ACL_ERROR_RT_AICORE_TRAP_READ_OVERFLOW",
+        "an AI Core read outside of what it was given: check sizes and offsets of the kernel's copies",
+    ),
+    acl(
+        507_043,
+        "ACL_ERROR_RT_AICORE_TRAP_WRITE_OVERFLOW",
+        "an AI Core wrote outside of what it was given: check sizes and offsets of the kernel's copies",
+    ),
+    acl(
+        507_044,
+        "ACL_ERROR_RT_VECTOR_CORE_TRAP_READ_OVERFLOW",
+        "a vector core read outside of what it was given: check sizes and offsets of the kernel's copies",
+    ),
+    acl(
+        507_045,
+        "ACL_ERROR_RT_VECTOR_CORE_TRAP_WRITE_OVERFLOW",
+        "a vector core wrote outside of what it was given: check sizes and offsets of the kernel's copies",
+    ),
+    acl(
         507_046,
         "RT_STREAM_SYNC_TIMEOUT",
         "the stream did not become idle in time: a kernel hangs, or the time limit is \
         below what the case needs",
     ),
+    acl(
+        507_047,
+        "ACL_ERROR_RT_EVENT_SYNC_TIMEOUT",
+        "the event did not happen in time: a kernel hangs, or the time limit is below what the case needs",
+    ),
+    acl(
+        507_053,
+        "ACL_ERROR_RT_DEVICE_MEM_ERROR",
+        "the device's memory has an error: reset the device, and have it checked when it comes back",
+    ),
+    acl(
+        507_054,
+        "ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR",
+        "the device's memory lost bits beyond repair: reset the device, and have it checked when it comes back",
+    ),
     acl(507_899, "RT_DRV_INTERNAL_ERROR", "the driver failed inside: check the device with npu-smi and reset it"),
+    acl(507_901, "ACL_ERROR_RT_SOCKET_CLOSE", "the connection to the device broke off: reset the device"),
+    acl(
+        507_915,
+        "ACL_ERROR_RT_SYMBOL_NOT_FOUND",
+        "the binary lacks a symbol: compare `function` in the case with the binary's symbols",
+    ),
     capacity(
         1,
         "SCOPE_DEADLOCK",
@@ -193,6 +337,7 @@ mod tests {
             // The runtime has one list of numbers.
             assert!(fault.kind == FaultKind::AscendCl || Fault::of_runtime(fault.code) == Some(fault));
         }
+        assert!(FAULTS.is_sorted_by_key(|fault| (fault.kind == FaultKind::Capacity, fault.code)));
         assert_eq!(Fault::known(FaultKind::Capacity, 507_018), None);
     }
 }

@@ -1,10 +1,11 @@
-//! Where kernel outputs come from: recorded bundles.
+//! Where kernel outputs come from: recorded bundles, and devices of this machine through AscendCL ([`acl`]).
 //!
 //! A [`Bundle`] is a case and what a device produced for it. [`Captures`] are the device's tensors as
 //! the contract types them; the reader distrusts the file down to its header ([`cases::header`]), refuses what
 //! is malformed with the tensor and the field named, and judges nothing: a value, a row id or an element
 //! type that the contract does not expect is handed on for `goldens` to judge. A [`dump`] is what other tools wrote.
 
+pub mod acl;
 mod bundle;
 mod captures;
 mod command;

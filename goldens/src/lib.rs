@@ -18,6 +18,7 @@ mod elements;
 mod evidence;
 pub mod exchange;
 mod judge;
+pub mod launched;
 pub mod maps;
 pub mod merge;
 pub mod mutant;

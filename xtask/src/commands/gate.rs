@@ -1,12 +1,13 @@
-//! `assay gate`: judge captured kernel outputs against the contract.
+//! `assay gate`: judge captured kernel outputs, or what a command or a kernel launched on a device gives, against the contract.
 
+mod live;
 mod run;
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cases::{Case, InputStore, Inputs, PolicyRequest, Shard};
 use clap::{Args, ValueEnum};
@@ -62,6 +63,34 @@ pub struct Gate {
     verbose: bool,
     #[command(flatten)]
     command: run::Options,
+    #[command(flatten)]
+    live: live::Live,
+    #[command(flatten)]
+    limits: Limits,
+}
+
+/// How long and how often a command or a kernel is run.
+#[derive(Args)]
+struct Limits {
+    /// Longest wait for one run, which is ended then [default: 3600 for a command, 120 for a kernel]
+    #[arg(long, value_name = "SECONDS", requires = "backend",
+          value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    timeout: Option<u64>,
+    /// Run the command or launch the kernel N times on each case, from the same state; every run must give the same bits
+    #[arg(long, value_name = "N", requires = "backend", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    repeat: Option<u32>,
+}
+
+impl Limits {
+    /// Runs of each case.
+    fn repeat(&self) -> u32 {
+        self.repeat.unwrap_or(1)
+    }
+
+    /// Longest wait for one run, where the request says none.
+    fn timeout(&self, default: u64) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(default))
+    }
 }
 
 /// Report formats of standard output.
@@ -168,6 +197,7 @@ impl Gate {
         };
         let inputs: Vec<PathBuf> =
             named.chain(self.paths.iter().cloned()).chain(files.iter().flat_map(of_case)).collect();
+        let inputs = [inputs, self.live.binaries(files)].concat();
         for (flag, output) in self.outputs() {
             let Ok(output) = output.canonicalize() else { continue };
             if let Some(file) = inputs.iter().find(|file| file.canonicalize().is_ok_and(|file| file == output)) {
@@ -187,8 +217,12 @@ impl Gate {
         let only = self.tensors.as_deref().map(only).transpose()?;
         let mut files = files.to_vec();
         let shard = self.shard.map(|shard| take(shard, &mut files)).transpose()?;
-        if let Some(runner) = self.command.runner()? {
+        if let Some(runner) = self.command.runner(&self.limits)? {
             let (reports, cases) = self.run_all(runner, &files, policy.as_ref(), only.as_ref())?;
+            return Ok((GateReport { shard, ..GateReport::new(reports) }, cases));
+        }
+        if let Some(device) = self.live.device() {
+            let (reports, cases) = self.launch_all(device, &files, policy.as_ref(), only.as_ref())?;
             return Ok((GateReport { shard, ..GateReport::new(reports) }, cases));
         }
         // Reading is cheap and judging is not: whatever is malformed is refused before anything runs.

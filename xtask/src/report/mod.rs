@@ -4,6 +4,7 @@ pub mod bench;
 pub mod bisect;
 pub mod commits;
 pub mod diff;
+pub mod doctor;
 pub mod github;
 pub mod html;
 pub mod human;

@@ -18,11 +18,14 @@ use goldens::report::{CaseReport, Check, Verdict};
 use goldens::{Progress as _, Repeats};
 
 use self::log::{errors_in, last_lines, truncated};
+use super::Limits;
 use crate::process::{self, Ended, Interrupt};
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 use crate::report::text::place;
 
+/// Longest run of a command, unless the request says another, in seconds.
+const TIMEOUT: u64 = 3600;
 /// File name of what a command said.
 const LOG: &str = "log";
 
@@ -33,16 +36,8 @@ pub struct Options {
     /// a safetensors file with every tensor the kernel takes, and writes {outputs} in the layout of
     /// captures.safetensors; {case} is the case file and {name} its name (ASSAY_INPUTS, ASSAY_OUTPUTS, ASSAY_CASE and
     /// ASSAY_NAME hold the same). Where the device fails, the case is unjudged
-    #[arg(long, value_name = "COMMAND", value_parser = command)]
+    #[arg(long, value_name = "COMMAND", group = "backend", value_parser = command)]
     run: Option<String>,
-    /// Time limit of each run of the command, which is ended then
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, requires = "run",
-          value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
-    timeout: u64,
-    /// Run the command so often on each case, and compare all outputs bit for bit
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "run",
-          value_parser = clap::value_parser!(u32).range(1..=1000))]
-    repeat: u32,
     /// Keep what the command wrote and said in this new directory: a bundle and a log for each case
     #[arg(long, value_name = "DIR", requires = "run")]
     keep: Option<PathBuf>,
@@ -57,7 +52,7 @@ impl Options {
     ///
     /// # Errors
     /// Signals cannot be caught; no directory can be made; the one to keep things in holds something.
-    pub fn runner(&self) -> Result<Option<Runner<'_>>, Refusal> {
+    pub fn runner(&self, limits: &Limits) -> Result<Option<Runner<'_>>, Refusal> {
         let Some(command) = &self.run else { return Ok(None) };
         if let Some(keep) = &self.keep {
             claim(keep)?;
@@ -67,8 +62,8 @@ impl Options {
             Refusal::Request(format!("no temporary directory for inputs and outputs: {error}; set TMPDIR"))
         })?;
         interrupt.removes(temporary.path().to_path_buf());
-        let timeout = Duration::from_secs(self.timeout);
-        let (repeat, keep) = (self.repeat, self.keep.as_deref());
+        let timeout = limits.timeout(TIMEOUT);
+        let (repeat, keep) = (limits.repeat(), self.keep.as_deref());
         Ok(Some(Runner { command, timeout, repeat, keep, interrupt, temporary, folders: BTreeSet::new() }))
     }
 }
