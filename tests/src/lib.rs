@@ -12,6 +12,7 @@
 mod bench;
 mod device;
 mod files;
+mod mutate;
 mod program;
 mod run;
 pub mod said;
@@ -20,5 +21,6 @@ pub mod written;
 
 pub use bench::{Bench, Visible, small, with_recipe};
 pub use device::{Device, Token, borrowed};
+pub use mutate::Mutations;
 pub use program::assay;
 pub use run::{Habits, TokenRun, deep_run, small_run, values, values_mut};
