@@ -221,8 +221,7 @@ fn compare_all(a: &Captures, b: &Captures) -> Compared {
             _ => None,
         };
         if let Some((a, b)) = written {
-            compared
-                .add(id.name(), a.as_ref(), b.as_ref(), |a, b| (!same_writes(a, b)).then(|| self::difference(a, b)));
+            compared.add(id.name(), a.as_ref(), b.as_ref(), |a, b| (!same_writes(a, b)).then(|| difference(a, b)));
         } else {
             let values = |captures: &'_ Captures| captures.tensors.get(&id).and_then(|t| t.values().cloned());
             compared.add(id.name(), values(a), values(b), |a, b| tensors(&a, &b));
