@@ -163,7 +163,7 @@ fn values<'a>(line: &'a str, field: &'a str) -> impl Iterator<Item = i32> + 'a {
         let rest = line[at + field.len()..].trim_start_matches(['"', '\'', ' ']);
         let rest = rest.strip_prefix(['=', ':'])?.trim_start().trim_start_matches('-');
         let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let whole = !rest.bytes().nth(digits).is_some_and(|byte| is_word(byte) || byte == b'.');
+        let whole = !rest.as_bytes().get(digits).is_some_and(|&byte| is_word(byte) || byte == b'.');
         rest[..digits].parse::<i32>().ok().filter(|&code| whole && code != 0)
     })
 }
@@ -212,13 +212,10 @@ fn is_code(line: &str, at: usize) -> bool {
     words.take(REACH).any(|word| {
         let lower = word.to_ascii_lowercase();
         // What failed is often the only word: `aclrtSynchronizeStream: 507018`, `rtKernelLaunch: 207001`.
-        let function = lower.starts_with("acl") || word.starts_with("rt") && word.bytes().nth(2).is_some_and(is_upper);
+        let function = lower.starts_with("acl")
+            || word.starts_with("rt") && word.as_bytes().get(2).is_some_and(u8::is_ascii_uppercase);
         function || WORDS.contains(&lower.as_str()) || lower.ends_with("errorcode") || lower.ends_with("retcode")
     })
-}
-
-fn is_upper(byte: u8) -> bool {
-    byte.is_ascii_uppercase()
 }
 
 #[cfg(test)]
