@@ -55,13 +55,26 @@ impl TokensReport {
     /// The verdict that follows from steps and findings.
     #[must_use]
     pub fn found(&self) -> Verdict {
-        let any = |verdict| self.steps.iter().any(|step| step.verdict == verdict);
-        if any(StepVerdict::Fail) || self.findings.iter().any(|finding| finding.kind != FindingKind::NearTie) {
+        self.found_in(|_| true)
+    }
+
+    /// The same of one row.
+    #[must_use]
+    pub fn found_of(&self, row: usize) -> Verdict {
+        self.found_in(|of| of == row)
+    }
+
+    fn found_in(&self, asked: impl Fn(usize) -> bool) -> Verdict {
+        let steps = || self.steps.iter().filter(|step| asked(step.row));
+        let mut findings = self.findings.iter().filter(|finding| asked(finding.row));
+        if steps().any(|step| step.verdict == StepVerdict::Fail) || findings.any(Finding::fails) {
             Verdict::Fail
-        } else if self.steps.is_empty() || any(StepVerdict::Unjudged) {
-            Verdict::Unjudged
-        } else {
+        } else if steps().all(|step| matches!(step.verdict, StepVerdict::Agree | StepVerdict::NearTie))
+            && steps().next().is_some()
+        {
             Verdict::Pass
+        } else {
+            Verdict::Unjudged
         }
     }
 }
@@ -146,6 +159,14 @@ pub struct Finding {
     pub message: String,
     /// Whether the earlier dump has the same tokens up to here; `null` where there is none.
     pub already_before: Option<bool>,
+}
+
+impl Finding {
+    /// Whether the check fails by it.
+    #[must_use]
+    pub fn fails(&self) -> bool {
+        self.kind != FindingKind::NearTie
+    }
 }
 
 /// The text of a row, where it differs.
