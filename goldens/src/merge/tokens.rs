@@ -75,6 +75,8 @@ pub fn join_tokens(parts: Vec<TokensPart>) -> Result<(TokensRun, Value), MergeEr
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use serde_json::json;
 
     use super::*;
@@ -96,7 +98,7 @@ mod tests {
     fn shards_are_joined_word_for_word_and_missing_ones_named() {
         let (a, b) = (golden("a", "pass", "agree"), golden("b", "unjudged", "unjudged"));
         let parts = || {
-            let [one, two] = [part(1, &[a.clone()], "pass"), part(2, &[b.clone()], "unjudged")].map(Result::unwrap);
+            let [one, two] = [part(1, from_ref(&a), "pass"), part(2, from_ref(&b), "unjudged")].map(Result::unwrap);
             (one, two, part(3, &[], "unjudged").unwrap())
         };
         let (one, two, three) = parts();
