@@ -1,6 +1,9 @@
 //! Reports of shards, joined. Whether they are the shards of one run, and which are not there, is decided here; reports
 //! are files that others wrote, and nothing in them is taken for granted.
 
+mod kind;
+mod tokens;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cases::Shard;
@@ -11,14 +14,28 @@ use thiserror::Error;
 use crate::power::CasePower;
 use crate::report::{GateReport, MergedReport, ShardReport, Verdict};
 
+pub use kind::Kind;
+pub use tokens::{TokensPart, join_tokens};
+
+/// Keeps of what is to be split the items of one shard, by their names; the report counts all items. Every machine has
+/// to have the whole list.
+pub fn take<T>(shard: Shard, items: &mut Vec<T>, name: impl Fn(&T) -> &str) -> ShardReport {
+    let cases_total = items.len();
+    let taken: BTreeSet<String> = shard.taken(items.iter().map(&name)).into_iter().map(str::to_owned).collect();
+    items.retain(|item| taken.contains(name(item)));
+    ShardReport { index: shard.index(), count: shard.count(), cases_total }
+}
+
 /// What has to be known of one shard's report, whatever its format.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// The file that it was read from.
     pub file: String,
+    /// Whose report it is.
+    pub kind: Kind,
     /// Which shard it says it is.
     pub shard: ShardReport,
-    /// Names of its cases.
+    /// Names of its cases, or goldens.
     pub cases: Vec<String>,
 }
 
@@ -26,34 +43,47 @@ pub struct Part {
 #[derive(Debug, Error)]
 #[allow(missing_docs)] // Each variant and its fields are spelled out by the message.
 pub enum MergeError {
-    #[error("{file}:{line}:{column}: this is no JSON report of the gate, nor of `assay power`: {message}")]
+    #[error(
+        "{file}:{line}:{column}: this is no JSON report of `assay gate`, `assay power` or `assay tokens check --all`: \
+             {message}"
+    )]
     Json { file: String, line: usize, column: usize, message: String },
+    #[error("{file}: is a report of {kind}, and {first_file} is one of {first}; join reports of one kind")]
+    Kinds { file: String, kind: Kind, first_file: String, first: Kind },
     #[error("{file}: the run was refused, so that there is nothing to join: {message}")]
     Refused { file: String, message: String },
     #[error("{file}: is not the report of a shard; join what was made with --shard I/N and --format json or --junit")]
     NoShard { file: String },
-    #[error("{file}: says that it is shard {index} of {count} of a run of {total} cases, and there is no such shard")]
-    Shard { file: String, index: usize, count: usize, total: usize },
+    #[error("{file}: says that it is shard {index} of {count} of a run of {total} {what}s, and there is no such shard")]
+    Shard { file: String, index: usize, count: usize, total: usize, what: &'static str },
     #[error("{file}: says `{said}`, and what it holds says `{found}`; make the report again")]
     Verdict { file: String, said: &'static str, found: &'static str },
     #[error("nothing to join: name the reports of the shards")]
     Nothing,
     #[error(
-        "{file}: is of a run split into {count} shards of {total} cases, and {first} of one split into {of_first} \
-             shards of {total_of_first} cases; join shards of one run"
+        "{file}: is of a run split into {count} shards of {total} {what}s, and {first} of one split into {of_first} \
+             shards of {total_of_first} {what}s; join shards of one run"
     )]
-    Mixture { file: String, count: usize, total: usize, first: String, of_first: usize, total_of_first: usize },
+    Mixture {
+        file: String,
+        count: usize,
+        total: usize,
+        first: String,
+        of_first: usize,
+        total_of_first: usize,
+        what: &'static str,
+    },
     #[error("{file}: is shard {index}, and so is {other}; name each shard once")]
     Twice { file: String, other: String, index: usize },
-    #[error("{file}: holds the case `{case}`, and so does {other}; shards of one run have no case in common")]
-    Case { file: String, other: String, case: String },
-    #[error("{files} hold {found} cases, and the run has {total}; make the reports again")]
-    Count { files: String, found: usize, total: usize },
+    #[error("{file}: holds the {what} `{case}`, and so does {other}; shards of one run have no {what} in common")]
+    Case { file: String, other: String, case: String, what: &'static str },
+    #[error("{files} hold {found} {what}s, and the run has {total}; make the reports again")]
+    Count { files: String, found: usize, total: usize, what: &'static str },
     #[error(
-        "{file}: holds the case `{case}`, which falls to another shard than {index} among the cases of these \
-             reports; the shards did not have the same list of cases"
+        "{file}: holds the {what} `{case}`, which falls to another shard than {index} among the {what}s of these \
+             reports; the shards did not have the same list of {what}s"
     )]
-    Elsewhere { file: String, case: String, index: usize },
+    Elsewhere { file: String, case: String, index: usize, what: &'static str },
 }
 
 /// Checks that these are shards of one run, each once, and says which are missing.
@@ -63,11 +93,16 @@ pub enum MergeError {
 pub fn check(parts: &[Part]) -> Result<MergedReport, MergeError> {
     let first = parts.first().ok_or(MergeError::Nothing)?;
     let ShardReport { count, cases_total, .. } = first.shard;
+    let what = first.kind.entry();
     let (mut shards, mut cases) = (BTreeMap::new(), BTreeMap::new());
     for part in parts {
         let ShardReport { index, count: of, cases_total: total } = part.shard;
+        if part.kind != first.kind {
+            let (file, first_file) = (part.file.clone(), first.file.clone());
+            return Err(MergeError::Kinds { file, kind: part.kind, first_file, first: first.kind });
+        }
         if Shard::new(index, of).is_err() || total == 0 {
-            return Err(MergeError::Shard { file: part.file.clone(), index, count: of, total });
+            return Err(MergeError::Shard { file: part.file.clone(), index, count: of, total, what });
         }
         if (of, total) != (count, cases_total) {
             return Err(MergeError::Mixture {
@@ -77,6 +112,7 @@ pub fn check(parts: &[Part]) -> Result<MergedReport, MergeError> {
                 first: first.file.clone(),
                 of_first: count,
                 total_of_first: cases_total,
+                what,
             });
         }
         if let Some(other) = shards.insert(index, &part.file) {
@@ -85,7 +121,7 @@ pub fn check(parts: &[Part]) -> Result<MergedReport, MergeError> {
         for case in part.cases.iter().collect::<BTreeSet<_>>() {
             if let Some(other) = cases.insert(case, part) {
                 let (file, other) = (part.file.clone(), other.file.clone());
-                return Err(MergeError::Case { file, other, case: case.clone() });
+                return Err(MergeError::Case { file, other, case: case.clone(), what });
             }
         }
     }
@@ -93,13 +129,14 @@ pub fn check(parts: &[Part]) -> Result<MergedReport, MergeError> {
     let found = parts.iter().map(|part| part.cases.len()).sum();
     if found > cases_total || (missing.is_empty() && found < cases_total) {
         let files = parts.iter().map(|part| part.file.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(MergeError::Count { files, found, total: cases_total });
+        return Err(MergeError::Count { files, found, total: cases_total, what });
     }
     if missing.is_empty() {
         for (position, (case, part)) in cases.iter().enumerate() {
             let index = part.shard.index;
             if !Shard::new(index, count).is_ok_and(|shard| shard.takes(position)) {
-                return Err(MergeError::Elsewhere { file: part.file.clone(), case: (*case).clone(), index });
+                let (file, case) = (part.file.clone(), (*case).clone());
+                return Err(MergeError::Elsewhere { file, case, index, what });
             }
         }
     }
@@ -143,7 +180,7 @@ impl JsonPart {
             return Err(MergeError::NoShard { file: file.to_owned() });
         };
         let names = report.cases.iter().map(|case| case.name.clone()).collect();
-        Ok(Self { part: Part { file: file.to_owned(), shard, cases: names }, report, cases })
+        Ok(Self { part: Part { file: file.to_owned(), kind: Kind::Gate, shard, cases: names }, report, cases })
     }
 }
 
@@ -175,7 +212,8 @@ pub fn join_power(texts: &[(&str, &str)]) -> Result<(MergedReport, Vec<CasePower
         let report: PowerShard = serde_json::from_str(text).map_err(|error| malformed(file, &error))?;
         let shard = report.shard.ok_or_else(|| MergeError::NoShard { file: file.to_owned() })?;
         let names: BTreeSet<String> = report.cases.iter().map(|case| case.name.clone()).collect();
-        parts.push(Part { file: file.to_owned(), shard, cases: names.into_iter().collect() });
+        let cases_of = names.into_iter().collect();
+        parts.push(Part { file: file.to_owned(), kind: Kind::Power, shard, cases: cases_of });
         cases.extend(report.cases);
     }
     let merged = check(&parts)?;
@@ -218,7 +256,8 @@ mod tests {
 
     fn part(file: &str, index: usize, cases: &[&str]) -> Part {
         let shard = ShardReport { index, count: 2, cases_total: 3 };
-        Part { file: file.into(), shard, cases: cases.iter().map(|case| (*case).to_owned()).collect() }
+        let cases = cases.iter().map(|case| (*case).to_owned()).collect();
+        Part { file: file.into(), kind: Kind::Gate, shard, cases }
     }
 
     #[test]
@@ -249,11 +288,20 @@ mod tests {
             ("`c`, which falls", with(|part| part.cases = vec!["d".into()])),
             ("no such shard", with(|part| part.shard.index = 3)),
             ("no such shard", with(|part| part.shard.index = 0)),
+            ("`assay tokens check --all`, and 1.json is one of `assay gate`", with(|part| part.kind = Kind::Tokens)),
         ] {
             assert!(told.contains(words) && told.contains(".json"), "{words}: {told}");
         }
         let endless = Part { shard: ShardReport { index: 1, count: usize::MAX, cases_total: 1 }, ..one };
         assert!(matches!(check(&[endless]), Err(MergeError::Shard { .. })));
+    }
+
+    #[test]
+    fn a_shard_keeps_its_items_in_their_order_and_counts_all() {
+        let mut items = vec![("b", 1), ("a", 2), ("c", 3), ("a", 4)];
+        let report = take("1/2".parse().unwrap(), &mut items, |item| item.0);
+        assert_eq!(items, [("a", 2), ("c", 3), ("a", 4)]);
+        assert_eq!(report, ShardReport { index: 1, count: 2, cases_total: 4 });
     }
 
     #[test]

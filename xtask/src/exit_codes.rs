@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use goldens::report::{GateReport, Verdict};
+use goldens::report::{GateReport, ShardReport, Verdict};
 
 /// What the process ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,14 +39,20 @@ impl Code {
     }
 }
 
-/// What a run of the gate ends with, and what that says. A shard that no case falls to judged nothing, which is no
-/// pass; but it must not fail the shards beside it: the whole run is judged where its shards are joined.
-pub fn ending(report: &GateReport) -> (Code, &'static str) {
-    match (report.shard, report.verdict) {
-        (Some(_), Verdict::Unjudged) if report.cases.is_empty() => {
-            (Code::Pass, "no case falls to this shard; report merge judges the whole run")
+/// What a run of the gate ends with, and what that says.
+pub fn ending(report: &GateReport) -> (Code, String) {
+    ending_of(report.shard, report.verdict, report.cases.is_empty(), "case")
+}
+
+/// What a run that may be a shard ends with, and what that says. A shard that no case falls to judged nothing, which
+/// is no pass; but it must not fail the shards beside it: the whole run is judged where its shards are joined.
+pub fn ending_of(shard: Option<ShardReport>, verdict: Verdict, empty: bool, what: &str) -> (Code, String) {
+    match (shard, verdict) {
+        (Some(_), Verdict::Unjudged) if empty => {
+            (Code::Pass, format!("no {what} falls to this shard; report merge judges the whole run"))
         }
-        (_, verdict) => (verdict.into(), Code::from(verdict).meaning()),
+        (_, Verdict::Pass) => (Code::Pass, format!("every {what} passed")),
+        _ => (verdict.into(), Code::from(verdict).meaning().to_owned()),
     }
 }
 
@@ -73,7 +79,7 @@ mod tests {
 
     #[test]
     fn an_empty_shard_ends_well_and_is_no_pass() {
-        let shard = Some(goldens::report::ShardReport { index: 3, count: 3, cases_total: 2 });
+        let shard = Some(ShardReport { index: 3, count: 3, cases_total: 2 });
         let empty = GateReport { shard, ..GateReport::new(Vec::new()) };
         assert_eq!((ending(&empty).0, empty.verdict), (Code::Pass, Verdict::Unjudged));
         assert_eq!(ending(&GateReport::new(Vec::new())).0, Code::Unjudged);

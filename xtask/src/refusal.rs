@@ -59,6 +59,9 @@ pub enum Refusal {
     /// A dump of tokens is malformed.
     #[error(transparent)]
     Dump(#[from] goldens::tokens::DumpError),
+    /// A directory of dumps cannot be read, or is not clear.
+    #[error(transparent)]
+    Dumps(#[from] goldens::tokens::DumpsError),
     /// Reports of shards do not belong together.
     #[error(transparent)]
     Merge(#[from] goldens::merge::MergeError),

@@ -215,3 +215,60 @@ fn files_that_are_no_goldens_are_told_and_replaced() {
     assert_eq!((code(&review(&[])), code(&accept()), code(&again())), (1, 0, 0));
     assert_eq!(fs::read_to_string(dir.join("g/small.yaml")).unwrap(), text);
 }
+
+#[test]
+fn all_goldens_of_a_store_are_run_again_or_followed_by_their_own_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for (name, seed) in [("model", "1"), ("other", "2"), ("third", "3")] {
+        let args = ["model", "synthesize", name, "--geometry", "mini", "--layers", "1", "--seed", seed];
+        assert_eq!(code(&assay(&args, dir)), 0);
+    }
+    for (golden, model) in [("x-small", "model"), ("a-other", "other"), ("small", "model")] {
+        let record = RECORD.map(|arg| match arg {
+            "small" => golden,
+            "model" => model,
+            arg => arg,
+        });
+        assert_eq!(code(&assay(&record, dir)), 0);
+        assert_eq!(code(&assay(&["tokens", "accept", golden, "--reason", "first", "--goldens", "g"], dir)), 0);
+    }
+    let check = |more: &[&str]| {
+        let checked = assay(&[&["tokens", "check", "--all", "--goldens", "g", "--format", "json"], more].concat(), dir);
+        (code(&checked), answer(&checked))
+    };
+    let names = |report: &Value| -> Vec<String> {
+        report["goldens"].as_array().unwrap().iter().map(|one| one["golden"].as_str().unwrap().to_owned()).collect()
+    };
+
+    // Run again: those of the model alone are split, and the others named.
+    let (ended, again) = check(&["--model", "model"]);
+    assert_eq!((ended, names(&again)), (0, vec!["small".to_owned(), "x-small".to_owned()]));
+    assert_eq!(again["remarks"], json!(["goldens of other models than model were not run: a-other (of other)"]));
+    let (ended, second) = check(&["--model", "model", "--shard", "2/2"]);
+    assert_eq!((ended, names(&second), &second["shard"]["cases_total"]), (0, vec!["x-small".to_owned()], &json!(2)));
+    let (ended, none) = check(&["--model", "third"]);
+    let words = none["message"].as_str().unwrap();
+    assert!(ended == 2 && words.contains("third: is the model of no golden in g"), "{words}");
+    assert!(words.contains("a-other (of other), small (of model)"), "{words}");
+    let (ended, nothing) = check(&[]);
+    assert!(ended == 2 && nothing["message"].as_str().unwrap().contains("--dumps"), "{nothing}");
+
+    // Dumps that leave the goldens: the model follows on its own, and other goldens are judged by themselves.
+    fs::create_dir(dir.join("d")).unwrap();
+    for dump in ["a-other.json", "small.json", "x-small.json"] {
+        fs::write(dir.join("d").join(dump), "[[1, 2, 3, 4], [5, 6, 7, 8]]").unwrap();
+    }
+    let (ended, judged) = check(&["--dumps", "d", "--model", "model"]);
+    assert_eq!((ended, names(&judged).len()), (1, 3));
+    let golden = |index: usize| &judged["goldens"][index];
+    let remarks = golden(0)["remarks"].to_string();
+    assert!(remarks.contains("it is of the model other, and model is another"), "{remarks}");
+    assert_eq!(
+        (&golden(0)["steps"][1]["verdict"], &golden(1)["steps"][1]["forced"]),
+        (&json!("unjudged"), &json!(true))
+    );
+    assert!(!golden(1)["remarks"].to_string().contains("another"));
+    let (ended, third) = check(&["--dumps", "d", "--model", "third"]);
+    assert!(ended == 2 && third["message"].as_str().unwrap().contains("of no golden"), "{third}");
+}

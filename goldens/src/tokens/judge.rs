@@ -65,7 +65,8 @@ pub fn without_tokens(golden: &Golden, error: &DumpError) -> Option<TokensReport
     Some(report)
 }
 
-fn empty(golden: &Golden, source: String) -> TokensReport {
+/// The report on a golden of which nothing was compared.
+pub(super) fn empty(golden: &Golden, source: String) -> TokensReport {
     TokensReport {
         verdict: Verdict::Unjudged,
         golden: golden.name.clone(),
@@ -126,15 +127,7 @@ pub fn check(job: &Check<'_>, follower: Option<&mut dyn Follow>) -> Result<Token
         report.steps.extend(steps);
         report.findings.extend(findings);
     }
-    let unread = |finding: &Finding| matches!(finding.kind, FindingKind::Rows);
-    report.verdict =
-        if report.steps.iter().any(|step| step.verdict == StepVerdict::Fail) || report.findings.iter().any(unread) {
-            Verdict::Fail
-        } else if report.steps.is_empty() || report.steps.iter().any(|step| step.verdict == StepVerdict::Unjudged) {
-            Verdict::Unjudged
-        } else {
-            Verdict::Pass
-        };
+    report.verdict = report.found();
     report.timing = timing(job);
     Ok(report)
 }
@@ -467,13 +460,7 @@ pub fn check_again(golden: &Golden, again: &Golden, source: String) -> TokensRep
             }
         }
     }
-    report.verdict = if !report.findings.is_empty() {
-        Verdict::Fail
-    } else if report.steps.is_empty() {
-        Verdict::Unjudged
-    } else {
-        Verdict::Pass
-    };
+    report.verdict = report.found();
     report
 }
 

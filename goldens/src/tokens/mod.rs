@@ -7,6 +7,7 @@
 
 pub mod diff;
 mod dump;
+mod dumps;
 mod golden;
 mod judge;
 pub mod report;
@@ -19,6 +20,7 @@ mod testing;
 mod yaml;
 
 pub use dump::{Dump, DumpError, DumpFault, STEP_SECONDS};
+pub use dumps::{Dumps, DumpsError, without_dump};
 pub use golden::{Accepted, Candidate, Choice, FORMAT, Golden, Kind, Model, Row, Step, Stop};
 pub use judge::{Check, Decode, Follow, Forced, check, check_again, without_tokens};
 pub use review::{Review, RowReview, review, review_standing};

@@ -1,11 +1,37 @@
 //! What a check of generated tokens found, as plain data. The JSON of `docs/tokens.md` is this module serialized.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::report::{Number, Verdict};
+use crate::report::{MergedReport, Number, ShardReport, Verdict};
+
+/// Checks of many goldens, or of the part of them that one shard has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TokensRun {
+    /// The verdict on all of it.
+    pub verdict: Verdict,
+    /// Which part of a run that was split over machines this is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<ShardReport>,
+    /// The shards that were joined to this report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub merged: Option<MergedReport>,
+    /// What to know besides.
+    pub remarks: Vec<String>,
+    /// One entry a golden, sorted by name.
+    pub goldens: Vec<TokensReport>,
+}
+
+impl TokensRun {
+    /// The report on several goldens.
+    #[must_use]
+    pub fn new(goldens: Vec<TokensReport>) -> Self {
+        let verdict = Verdict::worst(goldens.iter().map(|golden| golden.verdict));
+        Self { verdict, shard: None, merged: None, remarks: Vec::new(), goldens }
+    }
+}
 
 /// A check of one dump, or of a second run of the reference, against a golden.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokensReport {
     /// The verdict on all of it.
     pub verdict: Verdict,
@@ -25,8 +51,36 @@ pub struct TokensReport {
     pub timing: Option<Timing>,
 }
 
+impl TokensReport {
+    /// The verdict that follows from steps and findings.
+    #[must_use]
+    pub fn found(&self) -> Verdict {
+        self.found_in(|_| true)
+    }
+
+    /// The same of one row.
+    #[must_use]
+    pub fn found_of(&self, row: usize) -> Verdict {
+        self.found_in(|of| of == row)
+    }
+
+    fn found_in(&self, asked: impl Fn(usize) -> bool) -> Verdict {
+        let steps = || self.steps.iter().filter(|step| asked(step.row));
+        let mut findings = self.findings.iter().filter(|finding| asked(finding.row));
+        if steps().any(|step| step.verdict == StepVerdict::Fail) || findings.any(Finding::fails) {
+            Verdict::Fail
+        } else if steps().all(|step| matches!(step.verdict, StepVerdict::Agree | StepVerdict::NearTie))
+            && steps().next().is_some()
+        {
+            Verdict::Pass
+        } else {
+            Verdict::Unjudged
+        }
+    }
+}
+
 /// How one token compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepVerdict {
     /// The reference's token.
@@ -40,7 +94,7 @@ pub enum StepVerdict {
 }
 
 /// One step of one row.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepReport {
     /// The row of the golden.
     pub row: usize,
@@ -65,7 +119,7 @@ pub struct StepReport {
 }
 
 /// What a finding is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
     /// An id that a right device may choose as well.
@@ -93,7 +147,7 @@ pub enum FindingKind {
 }
 
 /// Something to look at.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Finding {
     /// The row.
     pub row: usize,
@@ -107,8 +161,16 @@ pub struct Finding {
     pub already_before: Option<bool>,
 }
 
+impl Finding {
+    /// Whether the check fails by it.
+    #[must_use]
+    pub fn fails(&self) -> bool {
+        self.kind != FindingKind::NearTie
+    }
+}
+
 /// The text of a row, where it differs.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TextChange {
     /// The row.
     pub row: usize,
@@ -121,7 +183,7 @@ pub struct TextChange {
 }
 
 /// Time a token. It is never part of a verdict.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Timing {
     /// Median seconds a token.
     pub median_seconds: f64,

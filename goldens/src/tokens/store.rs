@@ -43,6 +43,8 @@ pub enum StoreError {
     NothingPending { name: String, known: String },
     #[error("the golden `{name}` is pending: look at it with tokens review, then accept it with tokens accept")]
     NotAccepted { name: String },
+    #[error("{}: holds no accepted golden; record one and accept it, or name another directory with --goldens", dir.display())]
+    Empty { dir: PathBuf },
     #[error("no golden is called `{name}`. {known}")]
     Unknown { name: String, known: String },
 }
@@ -165,6 +167,31 @@ impl Store {
             }
             None => Err(StoreError::Unknown { name: name_or_file.to_owned(), known: self.known(&[State::Accepted]) }),
         }
+    }
+
+    /// Every accepted golden, sorted by name. A file of an accepted golden's name that is none is refused: what it was to
+    /// hold devices to would go by unseen.
+    ///
+    /// # Errors
+    /// There is none; a `NAME.yaml` cannot be read as the accepted golden of its name.
+    pub fn standards(&self) -> Result<Vec<Golden>, StoreError> {
+        let files = self.files()?;
+        let accepted = |file: &&String| file.ends_with(ACCEPTED) && !file.ends_with(PENDING) && !file.starts_with('.');
+        let mut goldens = Vec::new();
+        for file in files.iter().filter(accepted) {
+            goldens.push(open(&self.dir.join(file))?.0);
+        }
+        if goldens.is_empty() {
+            return Err(StoreError::Empty { dir: self.dir.clone() });
+        }
+        goldens.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(goldens)
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Whether recording and accepting would be refused, before hours of work are spent on it.

@@ -13,7 +13,7 @@ use cases::{Case, InputStore, Inputs, PolicyRequest, Shard};
 use clap::{Args, ValueEnum};
 use device::Bundle;
 use goldens::report::{CaseReport, GateReport, ShardReport};
-use goldens::{Job, Only, judge, repeatability};
+use goldens::{Job, Only, judge, merge, repeatability};
 
 use crate::cli::MOST_THREADS;
 use crate::exit_codes::{Code, ending};
@@ -321,11 +321,11 @@ pub fn step_summary(format: Format, report: &GateReport) -> Result<(), Refusal> 
 
 /// Keeps the cases of one shard. Every case file is read for its name, so that all machines split the same list.
 fn take(shard: Shard, paths: &mut Vec<PathBuf>) -> Result<ShardReport, Refusal> {
-    let names = paths.iter().map(|path| Case::load(path).map(|case| case.name)).collect::<Result<Vec<_>, _>>()?;
-    let taken = shard.taken(names.iter().map(String::as_str));
-    let mut own = names.iter().map(|name| taken.contains(name.as_str()));
-    paths.retain(|_| own.next().unwrap_or(false));
-    Ok(ShardReport { index: shard.index(), count: shard.count(), cases_total: names.len() })
+    let named = |path: PathBuf| Case::load(&path).map(|case| (case.name, path));
+    let mut cases = paths.drain(..).map(named).collect::<Result<Vec<_>, _>>()?;
+    let report = merge::take(shard, &mut cases, |(name, _)| name);
+    paths.extend(cases.into_iter().map(|(_, path)| path));
+    Ok(report)
 }
 
 fn append(path: &Path, text: &str) -> Result<(), Refusal> {

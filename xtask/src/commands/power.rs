@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use cases::{Case, InputStore, Inputs, Shard};
 use clap::Args;
-use goldens::JudgeError;
 use goldens::power::{Bed, CasePower, faults};
 use goldens::report::ShardReport;
+use goldens::{JudgeError, merge};
 use rayon::prelude::*;
 use reference::{Deviation, Freedom};
 
@@ -49,12 +49,10 @@ pub struct Power {
     format: Format,
 }
 
-/// Keeps the cases of one shard.
+/// Keeps the cases of one shard. Trials go by a case's name, and so does the number of cases.
 fn take(shard: Shard, cases: &mut Vec<Case>) -> ShardReport {
-    let names: BTreeSet<String> = cases.iter().map(|case| case.name.clone()).collect();
-    let taken = shard.taken(names.iter().map(String::as_str));
-    cases.retain(|case| taken.contains(case.name.as_str()));
-    ShardReport { index: shard.index(), count: shard.count(), cases_total: names.len() }
+    let cases_total = cases.iter().map(|case| &case.name).collect::<BTreeSet<_>>().len();
+    ShardReport { cases_total, ..merge::take(shard, cases, |case| &case.name) }
 }
 
 impl Power {

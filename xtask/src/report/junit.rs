@@ -1,9 +1,13 @@
-//! The JUnit report: a test suite a case, a test case a check and a tensor.
+//! The JUnit report: a test suite a case, a test case a check and a tensor; of goldens, a suite each and a test case a
+//! row.
 
 use std::io;
 use std::time::Duration;
 
-use goldens::report::{CaseReport, GateReport, ShardReport, StepVerdict, TensorReport, TokenStep, Verdict};
+use goldens::report::{
+    CaseReport, GateReport, MergedReport, ShardReport, StepVerdict, TensorReport, TokenStep, Verdict,
+};
+use goldens::tokens::report::{Finding, TokensReport, TokensRun};
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use super::summary;
@@ -22,23 +26,55 @@ pub fn render(report: &GateReport) -> io::Result<String> {
         out.add_test_suite(suite);
     }
     out.add_test_suites(report.cases.iter().map(suite));
-    if let Some(shard) = report.shard {
-        if report.cases.is_empty() && report.message.is_none() {
-            out.add_test_suite(nothing_from(shard.index, shard.count, "no case falls to this shard"));
-        }
-        mark(&mut out, shard);
+    if let Some(shard) = report.shard.filter(|_| report.cases.is_empty() && report.message.is_none()) {
+        out.add_test_suite(nothing_from(shard.index, shard.count, "no case falls to this shard"));
     }
-    for &index in report.merged.iter().flat_map(|merged| &merged.missing) {
-        let count = report.merged.as_ref().map_or(0, |merged| merged.count);
-        out.add_test_suite(nothing_from(index, count, MISSING));
+    shards(&mut out, report.shard, report.merged.as_ref());
+    out.to_string().map_err(io::Error::other)
+}
+
+/// The report on checks of goldens, as XML.
+///
+/// # Errors
+/// The XML writer refuses.
+pub fn of_tokens(report: &TokensRun) -> io::Result<String> {
+    let mut out = Report::new("assay");
+    out.add_test_suites(report.goldens.iter().map(golden));
+    if let Some(shard) = report.shard.filter(|_| report.goldens.is_empty()) {
+        out.add_test_suite(nothing_from(shard.index, shard.count, "no golden falls to this shard"));
+    }
+    shards(&mut out, report.shard, report.merged.as_ref());
+    for suite in &mut out.test_suites {
+        suite.add_property((KIND, TOKENS));
+    }
+    if let (Some(suite), false) = (out.test_suites.first_mut(), report.remarks.is_empty()) {
+        let remarks = report.remarks.iter().map(|remark| format!("remark: {}", plain(remark)));
+        let own = suite.system_out.iter().map(|text| text.as_str().to_owned());
+        let text = own.chain(remarks).collect::<Vec<_>>().join("\n");
+        suite.set_system_out(text);
     }
     out.to_string().map_err(io::Error::other)
+}
+
+/// Says of each suite which shard it comes from, and names shards that are missing.
+fn shards(out: &mut Report, shard: Option<ShardReport>, merged: Option<&MergedReport>) {
+    if let Some(shard) = shard {
+        mark(out, shard);
+    }
+    if let Some(merged) = merged {
+        out.add_test_suites(merged.missing.iter().map(|&index| nothing_from(index, merged.count, MISSING)));
+    }
 }
 
 /// What is said of a shard whose report is not there.
 pub const MISSING: &str = "the report of this shard is missing";
 /// The property of a suite that names its case's file. Only suites of cases have it.
 pub const PATH: &str = "path";
+/// The property of a suite that says which command made it, where that is not the gate, and what it says of the checks
+/// of goldens.
+pub const KIND: &str = "kind";
+/// The value of [`KIND`] for goldens.
+pub const TOKENS: &str = "tokens";
 /// The properties of a suite that say which shard of which run it comes from.
 pub const SHARD: [&str; 3] = ["shard.index", "shard.count", "shard.cases_total"];
 
@@ -94,6 +130,36 @@ fn suite(case: &CaseReport) -> TestSuite {
     let remarks: Vec<_> = remarks.map(|(what, text)| format!("{what}: {}", plain(text))).collect();
     if !remarks.is_empty() {
         suite.set_system_out(remarks.join("\n"));
+    }
+    suite
+}
+
+fn golden(report: &TokensReport) -> TestSuite {
+    let name = plain(&report.golden);
+    let mut suite = TestSuite::new(&*name);
+    suite.add_property((PATH, &*plain(&report.source)));
+    let mut add = |test: &str, status| {
+        let mut test = TestCase::new(test, status);
+        test.set_classname(&*name);
+        suite.add_test_case(test);
+    };
+    let place = |finding: &Finding| format!("row {}, step {}: {}", finding.row, finding.step, plain(&finding.message));
+    let headline = match report.verdict {
+        Verdict::Fail => report.findings.iter().find(|finding| finding.fails()).map(place),
+        _ => report.remarks.first().map(|remark| plain(remark).into_owned()),
+    };
+    add("verdict", status(report.verdict, &headline.unwrap_or_default(), ""));
+    let mut rows: Vec<usize> = report.steps.iter().map(|step| step.row).collect();
+    rows.dedup();
+    for row in rows {
+        let findings = || report.findings.iter().filter(|finding| finding.row == row);
+        let first = findings().find(|finding| finding.fails()).or(findings().next()).map(place).unwrap_or_default();
+        let all = findings().map(place).collect::<Vec<_>>().join("\n");
+        add(&format!("row {row}"), status(report.found_of(row), &first, &all));
+    }
+    if !report.remarks.is_empty() {
+        let remarks = report.remarks.iter().map(|remark| format!("remark: {}", plain(remark)));
+        suite.set_system_out(remarks.collect::<Vec<_>>().join("\n"));
     }
     suite
 }

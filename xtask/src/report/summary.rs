@@ -1,7 +1,8 @@
 //! What a report says in words, for every format that a person reads.
 
 use goldens::report::{
-    CaseReport, Check, Element, GateReport, PolicyReport, StepVerdict, TensorReport, TokenStep, Verdict,
+    CaseReport, Check, Element, GateReport, MergedReport, PolicyReport, ShardReport, StepVerdict, TensorReport,
+    TokenStep, Verdict,
 };
 use reference::Site;
 
@@ -232,8 +233,18 @@ pub fn violations(case: &CaseReport) -> impl Iterator<Item = &String> {
 
 /// What part of a run a report is about; nothing for a whole one.
 pub fn scope(report: &GateReport) -> Option<String> {
-    let held = |total: usize| format!("{} of {}", grouped(report.cases.len() as u64), plural(total as u64, "case"));
-    match (&report.merged, report.shard) {
+    scope_of(report.merged.as_ref(), report.shard, report.cases.len(), "case")
+}
+
+/// The same of any run, which has so many of `what`.
+pub fn scope_of(
+    merged: Option<&MergedReport>,
+    shard: Option<ShardReport>,
+    entries: usize,
+    what: &str,
+) -> Option<String> {
+    let held = |total: usize| format!("{} of {}", grouped(entries as u64), plural(total as u64, what));
+    match (merged, shard) {
         (Some(merged), _) if merged.missing.is_empty() => {
             Some(format!("{} joined", plural(merged.count as u64, "shard")))
         }
@@ -253,7 +264,12 @@ pub fn scope(report: &GateReport) -> Option<String> {
 
 /// How many cases ended how: `1 failed, 2 passed`.
 pub fn tally(cases: &[CaseReport]) -> String {
-    let count = |verdict| cases.iter().filter(|case| case.verdict == verdict).count();
+    tally_of(&cases.iter().map(|case| case.verdict).collect::<Vec<_>>(), "case")
+}
+
+/// The same of any run, with the verdict on each of `what`.
+pub fn tally_of(verdicts: &[Verdict], what: &str) -> String {
+    let count = |verdict| verdicts.iter().filter(|of| **of == verdict).count();
     let parts: Vec<_> = [
         (Verdict::Error, "refused"),
         (Verdict::Fail, "failed"),
@@ -266,8 +282,8 @@ pub fn tally(cases: &[CaseReport]) -> String {
     .map(|(count, word)| format!("{count} {word}"))
     .collect();
     if parts.is_empty() {
-        "no case".into()
+        format!("no {what}")
     } else {
-        format!("{}: {}", plural(cases.len() as u64, "case"), parts.join(", "))
+        format!("{}: {}", plural(verdicts.len() as u64, what), parts.join(", "))
     }
 }

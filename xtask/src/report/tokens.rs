@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 
 use anstyle::Style;
 use comfy_table::{CellAlignment, Table};
-use goldens::tokens::report::{Finding, FindingKind, StepReport, StepVerdict, TokensReport};
+use goldens::tokens::report::{Finding, FindingKind, StepReport, StepVerdict, TokensReport, TokensRun};
 use goldens::tokens::{Review, RowReview};
 
 use super::human::{TABLE, style, word};
+use super::summary::{scope_of, tally_of};
 use super::text::{plain, plural};
-use crate::exit_codes::Code;
+use crate::exit_codes::{Code, ending_of};
 
 const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
@@ -20,11 +21,35 @@ const FEW: usize = 5;
 /// The report on a check.
 pub fn check(report: &TokensReport, verbose: bool) -> String {
     let mut out = String::new();
+    let (style, word, code) = (style(report.verdict), word(report.verdict), Code::from(report.verdict));
     // Writing to a string cannot fail.
     let _ = write_check(&mut out, report, verbose);
+    let _ = writeln!(out, "{style}{word}{style:#} (exit code {}: {})", code.number(), code.meaning());
     out
 }
 
+/// The report on checks of many goldens.
+pub fn run(report: &TokensRun, verbose: bool) -> String {
+    let mut out = String::new();
+    for golden in &report.goldens {
+        let _ = write_check(&mut out, golden, verbose);
+        out.push('\n');
+    }
+    for remark in &report.remarks {
+        let _ = writeln!(out, "remark: {}", plain(remark));
+    }
+    let (style, word) = (style(report.verdict), word(report.verdict));
+    let verdicts: Vec<_> = report.goldens.iter().map(|golden| golden.verdict).collect();
+    if let Some(scope) = scope_of(report.merged.as_ref(), report.shard, verdicts.len(), "golden") {
+        let _ = writeln!(out, "{scope}");
+    }
+    let (code, meaning) = ending_of(report.shard, report.verdict, verdicts.is_empty(), "golden");
+    let (tally, code) = (tally_of(&verdicts, "golden"), code.number());
+    let _ = writeln!(out, "{tally}. {style}{word}{style:#} (exit code {code}: {meaning})");
+    out
+}
+
+/// What was found of one golden, without an end.
 fn write_check(out: &mut String, report: &TokensReport, verbose: bool) -> std::fmt::Result {
     let (style, word) = (style(report.verdict), word(report.verdict));
     let (golden, source) = (plain(&report.golden), plain(&report.source));
@@ -84,8 +109,7 @@ fn write_check(out: &mut String, report: &TokensReport, verbose: bool) -> std::f
         }
         writeln!(out)?;
     }
-    let code = Code::from(report.verdict);
-    writeln!(out, "{style}{word}{style:#} (exit code {}: {})", code.number(), code.meaning())
+    Ok(())
 }
 
 fn table(out: &mut String, steps: &[StepReport]) -> std::fmt::Result {
@@ -245,6 +269,33 @@ mod tests {
     fn a_check_reads_like_this() {
         assert_data_eq!(uncoloured(&check(&failing(), false)), file!["snapshots/tokens.txt"].raw());
         assert_data_eq!(uncoloured(&check(&failing(), true)), file!["snapshots/tokens_verbose.txt"].raw());
+    }
+
+    #[test]
+    fn checks_of_many_goldens_read_like_this() {
+        let step = step(0, 0, Some(5), Some(5), StepVerdict::Agree);
+        let right = TokensReport {
+            verdict: Verdict::Pass,
+            golden: "first".into(),
+            steps: vec![step],
+            findings: vec![],
+            remarks: vec![],
+            texts: vec![],
+            timing: None,
+            ..failing()
+        };
+        let shard = Some(goldens::report::ShardReport { index: 2, count: 3, cases_total: 7 });
+        let remarks = vec!["dumps: standnig.json is the dump of no accepted golden".into()];
+        let report = TokensRun { shard, remarks, ..TokensRun::new(vec![right, failing()]) };
+        assert_data_eq!(uncoloured(&run(&report, false)), file!["snapshots/tokens_run.txt"].raw());
+        let nothing = TokensRun { shard, ..TokensRun::new(vec![]) };
+        let words = "shard 2/3: 0 of 7 goldens\nno golden. UNJUDGED (exit code 0: no golden falls to this shard";
+        assert!(uncoloured(&run(&nothing, false)).starts_with(words), "{}", run(&nothing, false));
+        let merged = goldens::report::MergedReport { count: 3, cases_total: 7, missing: vec![3] };
+        let joined = TokensRun { merged: Some(merged), ..TokensRun::new(vec![]) };
+        assert!(
+            uncoloured(&run(&joined, false)).starts_with("2 of 3 shards joined, 0 of 7 goldens; shard 3 is missing")
+        );
     }
 
     #[test]

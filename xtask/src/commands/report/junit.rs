@@ -3,13 +3,13 @@
 
 use std::fmt::Write as _;
 
-use goldens::merge::{self, MergeError, Part};
+use goldens::merge::{self, Kind, MergeError, Part};
 use goldens::report::{ShardReport, Verdict};
 use quick_junit::{NonSuccessKind, Report, TestCaseStatus, TestSuite};
 
-use crate::exit_codes::Code;
+use crate::exit_codes::ending_of;
 use crate::refusal::Refusal;
-use crate::report::junit::{MISSING, PATH, SHARD, nothing_from};
+use crate::report::junit::{KIND, MISSING, PATH, SHARD, TOKENS, nothing_from};
 use crate::report::text::{labelled, plain, plural};
 
 /// One shard's report.
@@ -39,18 +39,21 @@ pub fn read(file: &str, text: &str) -> Result<JunitPart, Refusal> {
     if let Some(message) = report.test_suites.iter().find_map(refused) {
         return Err(MergeError::Refused { file: file.to_owned(), message }.into());
     }
-    let mut shard = None;
+    let mut first = None;
     for suite in &report.test_suites {
         let of = shard_of(suite).ok_or_else(|| MergeError::NoShard { file: file.to_owned() })?;
-        if *shard.get_or_insert(of) != of {
+        let kind = if property(suite, KIND) == Some(TOKENS) { Kind::Tokens } else { Kind::Gate };
+        if *first.get_or_insert((of, kind)) != (of, kind) {
             let name = plain(&suite.name).into_owned();
-            return Err(Refusal::Request(format!("{file}: the suite {name} is of another shard than those before it")));
+            return Err(Refusal::Request(format!(
+                "{file}: the suite {name} is of another shard or command than those before it"
+            )));
         }
     }
-    let shard = shard.ok_or_else(|| MergeError::NoShard { file: file.to_owned() })?;
+    let (shard, kind) = first.ok_or_else(|| MergeError::NoShard { file: file.to_owned() })?;
     let suites: Vec<_> = report.test_suites.into_iter().filter(|suite| property(suite, PATH).is_some()).collect();
     let cases = suites.iter().map(|suite| suite.name.as_str().to_owned()).collect();
-    Ok(JunitPart { part: Part { file: file.to_owned(), shard, cases }, suites })
+    Ok(JunitPart { part: Part { file: file.to_owned(), kind, shard, cases }, suites })
 }
 
 /// Joins the reports of shards, the suites sorted by name.
@@ -59,6 +62,7 @@ pub fn read(file: &str, text: &str) -> Result<JunitPart, Refusal> {
 /// They do not belong together.
 pub fn join(parts: Vec<JunitPart>) -> Result<Joined, Refusal> {
     let merged = merge::check(&parts.iter().map(|part| part.part.clone()).collect::<Vec<_>>())?;
+    let what = parts.first().map_or(Kind::Gate, |part| part.part.kind).entry();
     let mut suites: Vec<TestSuite> = parts.into_iter().flat_map(|part| part.suites).collect();
     suites.sort_by(|a, b| a.name.cmp(&b.name));
     let count = |wanted| suites.iter().filter(|suite| verdict(suite) == wanted).count() as u64;
@@ -66,14 +70,14 @@ pub fn join(parts: Vec<JunitPart>) -> Result<Joined, Refusal> {
     let verdict = merge::verdict(Verdict::worst(suites.iter().map(verdict)), &merged);
     let mut said = format!(
         "{} joined: {failed} failed, {unjudged} could not be judged, {passed} passed",
-        plural(suites.len() as u64, "case")
+        plural(suites.len() as u64, what)
     );
     if let Some(missing) = labelled("shard", &merged.missing) {
         let verb = if merged.missing.len() == 1 { "is" } else { "are" };
         let _ = write!(said, "; {missing} of {} {verb} missing", merged.count);
     }
-    let code = Code::from(verdict);
-    let _ = writeln!(said, " (exit code {}: {})", code.number(), code.meaning());
+    let (code, meaning) = ending_of(None, verdict, false, what);
+    let _ = writeln!(said, " (exit code {}: {meaning})", code.number());
     let mut report = Report::new("assay");
     report.set_time(
         suites

@@ -6,13 +6,13 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use goldens::merge::{JsonPart, join, join_power};
+use goldens::merge::{JsonPart, Kind, TokensPart, join, join_power, join_tokens};
 use goldens::power::faults;
 use reference::Deviation;
 
 use super::junit;
 use crate::commands::gate::{Format, check_place, step_summary};
-use crate::exit_codes::{Code, ending};
+use crate::exit_codes::{Code, ending, ending_of};
 use crate::refusal::Refusal;
 use crate::report::text::place;
 use crate::{output, report};
@@ -23,7 +23,7 @@ const LONGEST: u64 = 1 << 30;
 /// The request.
 #[derive(Args)]
 pub struct Merge {
-    /// JSON reports of the gate or of `assay power`, or JUnit reports: of each shard one
+    /// JSON reports of `assay gate`, `assay power` or `assay tokens check --all`, or JUnit reports: of each shard one
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// Write the joined JSON report to this file
@@ -53,17 +53,6 @@ impl Text {
     }
 }
 
-impl Text {
-    /// Whether it is a report of `assay power`.
-    fn is_power(&self) -> bool {
-        #[derive(serde::Deserialize)]
-        struct Shape {
-            faults: Option<serde::de::IgnoredAny>,
-        }
-        serde_json::from_str::<Shape>(&self.text).is_ok_and(|shape| shape.faults.is_some())
-    }
-}
-
 impl Merge {
     /// Joins and reports.
     ///
@@ -90,21 +79,47 @@ impl Merge {
                 one.file
             )));
         }
-        if texts.iter().any(|text| text.is_power()) {
-            return self.join_power(&texts);
+        let texts: Vec<(&str, &str)> = texts.iter().map(|text| (text.file.as_str(), text.text.as_str())).collect();
+        match Kind::of_all(&texts)? {
+            Kind::Gate => self.join_json(&texts),
+            Kind::Power => self.join_power(&texts),
+            Kind::Tokens => self.join_tokens(&texts),
         }
-        self.join_json(&texts)
     }
 
-    fn join_power(&self, texts: &[Text]) -> Result<Code, Refusal> {
+    fn join_tokens(&self, texts: &[(&str, &str)]) -> Result<Code, Refusal> {
+        if self.format == Format::Github {
+            let only = "use --junit FILE, --output FILE, or --format json or human";
+            return Err(Refusal::Request(format!(
+                "from reports of `assay tokens check` no summary can be made; {only}"
+            )));
+        }
+        let parts = texts.iter().map(|(file, text)| TokensPart::parse(file, text)).collect::<Result<Vec<_>, _>>()?;
+        let (report, whole) = join_tokens(parts)?;
+        let json = || report::json::text(&whole);
+        if let Some(path) = &self.output {
+            write(path, &json())?;
+        }
+        if let Some(path) = &self.junit {
+            let text =
+                report::junit::of_tokens(&report).map_err(|error| Refusal::Write { path: path.clone(), error })?;
+            write(path, &text)?;
+        }
+        output::stdout(&match self.format {
+            Format::Json => json(),
+            _ => report::tokens::run(&report, self.verbose),
+        })?;
+        Ok(ending_of(None, report.verdict, report.goldens.is_empty(), Kind::Tokens.entry()).0)
+    }
+
+    fn join_power(&self, texts: &[(&str, &str)]) -> Result<Code, Refusal> {
         if self.junit.is_some() || self.format == Format::Github {
             let only = "--output FILE.md for the page, --output FILE.json or --format json for the trials";
             return Err(Refusal::Request(format!(
                 "from reports of `assay power` no such report can be made; use {only}"
             )));
         }
-        let texts: Vec<(&str, &str)> = texts.iter().map(|text| (text.file.as_str(), text.text.as_str())).collect();
-        let (merged, cases) = join_power(&texts)?;
+        let (merged, cases) = join_power(texts)?;
         let tried = |fault: &Deviation| cases.iter().any(|case| case.trials.iter().any(|trial| trial.id == fault.id));
         let faults: Vec<Deviation> = faults().into_iter().filter(tried).collect();
         let missing = !merged.missing.is_empty();
@@ -122,8 +137,8 @@ impl Merge {
         })
     }
 
-    fn join_json(&self, texts: &[Text]) -> Result<Code, Refusal> {
-        let parts = texts.iter().map(|text| JsonPart::parse(&text.file, &text.text)).collect::<Result<Vec<_>, _>>()?;
+    fn join_json(&self, texts: &[(&str, &str)]) -> Result<Code, Refusal> {
+        let parts = texts.iter().map(|(file, text)| JsonPart::parse(file, text)).collect::<Result<Vec<_>, _>>()?;
         let (report, whole) = join(parts)?;
         let json = || report::json::text(&whole);
         if let Some(path) = &self.output {
