@@ -300,7 +300,8 @@ impl<'a> Search<'a> {
             |bytes: &[u8]| bytes.as_chunks::<4>().0.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect();
         let (a, b): (Vec<f64>, Vec<f64>) = (values(&one.array.bytes), values(&other.array.bytes));
         // Each of the two is rounded once: half a unit of 2^-24 for values up to 1, twice, in both squares.
-        let off = a.iter().zip(&b).filter(|&(a, b)| !((a * a + b * b - 1.0).abs() <= 4.0 * f64::from(f32::EPSILON)));
+        let on = |&(a, b): &(&f64, &f64)| (a * a + b * b - 1.0).abs() <= 4.0 * f64::from(f32::EPSILON);
+        let off = a.iter().zip(&b).filter(|pair| !on(pair));
         match off.count() {
             0 => String::new(),
             n => format!("; with `{}` beside it cos^2 + sin^2 is not 1 at {n} of {} places", other.name, a.len()),
