@@ -32,14 +32,14 @@ pub struct Check {
     #[arg(long)]
     all: bool,
     /// Directory of dumps, each called as its golden: NAME (a bundle or a file), NAME.json, NAME.safetensors, NAME.txt
-    #[arg(long, value_name = "DIR", requires = "all")]
+    #[arg(long, value_name = "DIR", requires = "all", conflicts_with = "golden")]
     pub dumps: Option<PathBuf>,
     /// Judge the I-th of N parts of the goldens only; every golden goes by its place in the sorted list of names,
     /// modulo N
-    #[arg(long, value_name = "I/N", requires = "all")]
+    #[arg(long, value_name = "I/N", requires = "all", conflicts_with = "golden")]
     pub shard: Option<Shard>,
     /// Also write a JUnit report to this file
-    #[arg(long, value_name = "FILE", requires = "all")]
+    #[arg(long, value_name = "FILE", requires = "all", conflicts_with = "golden")]
     pub junit: Option<PathBuf>,
     // The model that the golden was made from: follows a device that left it at a near tie.
     #[command(flatten)]
