@@ -14,7 +14,7 @@ const MOST_OBJECTS: usize = 1 << 18;
 /// Most values on the stack.
 const MOST_STACKED: usize = 1 << 18;
 /// Most values that lists, tuples and dicts hold together.
-const MOST_HELD: usize = 1 << 21;
+const MOST_HELD: usize = 1 << 19;
 /// Longest name or text.
 const LONGEST_TEXT: usize = 1 << 16;
 

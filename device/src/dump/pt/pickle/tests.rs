@@ -88,7 +88,7 @@ fn stacks_lists_and_texts_are_bounded() {
         (made(&[&vec![b'('; 1 << 20]]), "more than 262144 values at once"),
         (made(&[&vec![b']'; 1 << 20]]), "more than 262144 values"),
         (made(&[b"N", &vec![0x94; 1 << 20]]), "more than 262144 values"),
-        (made(&[b"]", &b"Na".repeat(3 << 20)]), "more than 2097152 values in lists"),
+        (made(&[b"]", &b"Na".repeat(3 << 20)]), "more than 524288 values in lists"),
         (made(&[b"X\x00\x00\x02\x00", &vec![b'a'; 1 << 17], b"."]), "bytes of text in one piece"),
         (made(&[b"X\xFF\xFF\xFF\xFFabc"]), "ends at byte"),
         (made(&[&[0x8D], &u64::MAX.to_le_bytes(), b"abc"]), "ends at byte"),
