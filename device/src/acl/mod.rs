@@ -4,7 +4,7 @@
 //! A [`Runtime`] is the initialized library, a [`Device`] of it what the calling thread uses; [`Stream`], [`Event`],
 //! [`Buffer`] and [`Module`] borrow the device, so that the compiler keeps them from outliving it. All of them stay on
 //! their thread, no wait is endless, and an error says the call, the code's name, what the runtime says and what to
-//! do. After a fault nothing waits for the device any more: streams and the device are given back by force. [`run`]
+//! do. After a fault nothing waits for the device any more: streams and the device are given back by force. [`run()`]
 //! launches the kernel of a case between guards. Nothing here judges.
 
 mod error;
