@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 #[must_use]
 pub fn assay() -> &'static Path {
     static ASSAY: LazyLock<PathBuf> = LazyLock::new(|| {
-        built(&["--package", "xtask", "--bin", "assay"]).join(format!("assay{}", std::env::consts::EXE_SUFFIX))
+        built(&["--workspace", "--bin", "assay"]).join(format!("assay{}", std::env::consts::EXE_SUFFIX))
     });
     &ASSAY
 }
@@ -23,7 +23,8 @@ pub fn mock_ascendcl() -> &'static Path {
     &MOCK
 }
 
-/// Builds what is asked for, and gives the folder that it is in.
+/// Builds what is asked for, and gives the folder that it is in. As part of the workspace, so that nothing that the tests
+/// were built with is built again with other features.
 fn built(what: &[&str]) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folder = test.ancestors().nth(2).unwrap();
