@@ -14,8 +14,11 @@ use zip::write::SimpleFileOptions;
 /// and copying them finds nothing.
 const READ: usize = 1 << 16;
 
+/// Reads hostile bytes.
+pub type Target = fn(&[u8]);
+
 /// The readers, by the names of their fuzz targets.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+pub const TARGETS: &[(&str, Target)] = &[
     ("pt_zip", pt_zip),
     ("pt_pickle", pt_pickle),
     ("pt_legacy", pt_legacy),
@@ -86,11 +89,11 @@ fn pt_legacy(bytes: &[u8]) {
 }
 
 fn npy(bytes: &[u8]) {
-    file(bytes, "a.npy", bytes.len() % 2 == 0);
+    file(bytes, "a.npy", bytes.len().is_multiple_of(2));
 }
 
 fn npz(bytes: &[u8]) {
-    file(bytes, "a.npz", bytes.len() % 2 == 0);
+    file(bytes, "a.npz", bytes.len().is_multiple_of(2));
 }
 
 fn safetensors(bytes: &[u8]) {

@@ -101,15 +101,31 @@ fn scalars_are_what_the_manifest_prints_exactly() {
 fn records_that_cannot_be_right_are_refused_by_name() {
     let one = placed(1, 0, 0, "");
     for (text, payload, said) in [
-        (manifest(&[one.clone()], ""), 11, "arg0.output.after_completion): its payload is at byte 0 and takes 12"),
+        (
+            manifest(std::slice::from_ref(&one), ""),
+            11,
+            "arg0.output.after_completion): its payload is at byte 0 and takes 12",
+        ),
         (manifest(&[one.replace(r#""bin_size": 12"#, r#""bin_size": 8"#)], ""), 12, "bin_size is 8, but shape [2, 3]"),
         (manifest(&[one.replace("[2, 3]", "[4294967296, 4294967296]")], ""), 12, "overflows"),
         (manifest(&[one.clone(), one.clone()], ""), 12, "record 1 (0x0000000000000001.arg0"),
         (manifest(&[one.clone(), placed(1, 1, 0, "")], ""), 12, "has the payload of record 0"),
         (manifest(&[one.clone(), placed(1, 1, 5, "")], ""), 24, "inside that of record 0"),
-        (manifest(&[one.clone()], r#", "truncated_args": 2"#), 12, "truncated_args is 2, but 0 records say so"),
-        (manifest(&[one.clone()], "").replace("\"total_args\": 1", "\"total_args\": 9"), 12, "lists 1 records"),
-        (manifest(&[one.clone()], "").replace("little_endian", "big_endian"), 12, "expected \"logical_contiguous\""),
+        (
+            manifest(std::slice::from_ref(&one), r#", "truncated_args": 2"#),
+            12,
+            "truncated_args is 2, but 0 records say so",
+        ),
+        (
+            manifest(std::slice::from_ref(&one), "").replace("\"total_args\": 1", "\"total_args\": 9"),
+            12,
+            "lists 1 records",
+        ),
+        (
+            manifest(std::slice::from_ref(&one), "").replace("little_endian", "big_endian"),
+            12,
+            "expected \"logical_contiguous\"",
+        ),
         (manifest(&[one.replace("output", "sideways")], ""), 12, "sideways"),
         (
             manifest(&[one.replace("18446744073709551616", "")], "")
