@@ -1,6 +1,9 @@
 //! Dumps as their own tools wrote them: every sample of `tests/samples` reads with the hash that its writer recorded, and
 //! those that must be refused are, by name.
 
+// Helpers of tests are no tests to clippy.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
