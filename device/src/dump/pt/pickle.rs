@@ -240,7 +240,7 @@ impl Machine<'_> {
             op::TUPLE2 => self.tuple(2)?,
             op::TUPLE3 => self.tuple(3)?,
             op::TUPLE => {
-                let values = self.since_mark(at)?;
+                let values = self.up_to_mark(at)?;
                 self.held += values.len();
                 self.make(Object::Tuple(values))?;
             }
@@ -250,7 +250,7 @@ impl Machine<'_> {
                 self.extend(&[value], at)?;
             }
             op::APPENDS => {
-                let values = self.since_mark(at)?;
+                let values = self.up_to_mark(at)?;
                 self.extend(&values, at)?;
             }
             op::EMPTY_DICT => self.make(Object::Dict(Vec::new()))?,
@@ -259,7 +259,7 @@ impl Machine<'_> {
                 self.insert(&[key, value], at)?;
             }
             op::SETITEMS => {
-                let values = self.since_mark(at)?;
+                let values = self.up_to_mark(at)?;
                 self.insert(&values, at)?;
             }
             op::GLOBAL => {
@@ -376,7 +376,7 @@ impl Machine<'_> {
         if self.stack.len() <= floor { Err(empty) } else { self.stack.pop().ok_or(empty) }
     }
 
-    fn since_mark(&mut self, at: usize) -> Result<Vec<Value>, PickleFault> {
+    fn up_to_mark(&mut self, at: usize) -> Result<Vec<Value>, PickleFault> {
         let mark = self.marks.pop().ok_or(PickleFault::Malformed { what: "closes what was never opened", at })?;
         Ok(self.stack.drain(mark.min(self.stack.len())..).collect())
     }
