@@ -33,6 +33,29 @@ pub struct Fault {
 
 /// Every known error, by kind and number.
 pub const FAULTS: &[Fault] = &[
+    runtime(
+        5,
+        "INVALID_ARGS",
+        "the orchestration called the runtime with arguments that it refuses: look at its calls, no larger ring helps",
+    ),
+    runtime(
+        7,
+        "REQUIRE_SYNC_START_INVALID",
+        "a task asked for more blocks at once than there are cores of its kind: give it fewer blocks",
+    ),
+    runtime(
+        8,
+        "TENSOR_WAIT_TIMEOUT",
+        "a tensor that the orchestration waits for was never written: look for a kernel that hangs, and for a missing \
+        dependency",
+    ),
+    runtime(9, "EXPLICIT_ORCH_FATAL", "the orchestration itself gave up: its own message in the log says why"),
+    runtime(
+        100,
+        "SCHEDULER_TIMEOUT",
+        "no task finished in the scheduler's time: a kernel hangs, or tasks wait for each other; the log's sub_class \
+        says which",
+    ),
     acl(
         100_029,
         "ACL_ERROR_KERNEL_NOT_FOUND",
@@ -266,29 +289,6 @@ pub const FAULTS: &[Fault] = &[
         "READY_QUEUE_OVERFLOW",
         "more tasks were ready at once than a queue of the scheduler holds: submit fewer tasks that do not depend on \
         each other",
-    ),
-    runtime(
-        5,
-        "INVALID_ARGS",
-        "the orchestration called the runtime with arguments that it refuses: look at its calls, no larger ring helps",
-    ),
-    runtime(
-        7,
-        "REQUIRE_SYNC_START_INVALID",
-        "a task asked for more blocks at once than there are cores of its kind: give it fewer blocks",
-    ),
-    runtime(
-        8,
-        "TENSOR_WAIT_TIMEOUT",
-        "a tensor that the orchestration waits for was never written: look for a kernel that hangs, and for a missing \
-        dependency",
-    ),
-    runtime(9, "EXPLICIT_ORCH_FATAL", "the orchestration itself gave up: its own message in the log says why"),
-    runtime(
-        100,
-        "SCHEDULER_TIMEOUT",
-        "no task finished in the scheduler's time: a kernel hangs, or tasks wait for each other; the log's sub_class \
-        says which",
     ),
 ];
 
