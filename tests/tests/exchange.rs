@@ -433,3 +433,34 @@ fn records_that_the_runtime_gave_up_are_no_data() {
     assert_eq!(code(&output), 2);
     assert!(stderr(&output).contains("holds no usable data for it"), "{}", stderr(&output));
 }
+
+#[test]
+fn captures_of_our_own_keep_the_rows_written_into_caches() {
+    let scratch = Scratch::new();
+    let bytes = fs::read(Bench::path("mini/active2").join(device::CAPTURES_FILE)).unwrap();
+    fs::write(scratch.path("dump.safetensors"), &bytes).unwrap();
+    let output = scratch.import(&[]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let made = Bundle::open(&scratch.path("made")).unwrap().captures.unwrap();
+    assert_eq!((&made.k_written, &made.v_written), (&bench().captures.k_written, &bench().captures.v_written));
+
+    // Called so, and something else.
+    let entries = entries(bench());
+    scratch.dump(&[("out", &entries["out"]), ("k_written_rows", &entries["out"])]);
+    fs::remove_dir_all(scratch.path("made")).unwrap();
+    let said = scratch.refused(&[]);
+    assert!(said.contains("`k_written_rows` is BF16 [16, 2560]") && said.contains("I64 of 1 dimensions"), "{said}");
+}
+
+#[test]
+fn a_cache_that_nobody_wrote_is_not_taken_for_an_input() {
+    let scratch = Scratch::new();
+    let entries = entries(bench());
+    scratch.dump(&[("out", &entries["out"]), ("k_cache", &entries["k_cache"])]);
+    let said = scratch.refused(&[]);
+    assert!(said.contains("`k_cache` is k_cache as it was before the run") && said.contains("`ignore`"), "{said}");
+    // Where the user says that it is one, it is.
+    fs::write(scratch.path("map.yaml"), "k_cache: ignore\n").unwrap();
+    let output = scratch.import(&["--map", "map.yaml"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+}

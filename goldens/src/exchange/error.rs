@@ -24,6 +24,11 @@ pub enum ExchangeError {
          is nearer to that than half of what lies between the two; correct the name or the map"
     )]
     Swapped { entry: String, tensor: String, holds: String, equal: u64, elements: u64 },
+    #[error(
+        "`{entry}` is {tensor} as it was before the run, and nothing says when it was taken: before, or after a kernel that \
+         wrote nothing; put it under `in/` or `out/`, or name it `ignore` in the map"
+    )]
+    When { entry: String, tensor: String },
     #[error("{0}; say which is which with --map")]
     Alike(String),
     #[error(

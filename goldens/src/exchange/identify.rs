@@ -136,7 +136,8 @@ impl<'a> Search<'a> {
                 let names: Vec<&str> = self.dump.arrays.iter().map(|array| array.name.as_str()).take(50).collect();
                 return Err(ExchangeError::UnknownEntry { entry: entry.clone(), known: names.join(", ") });
             }
-            if tensor != IGNORE && !self.targets.iter().any(|target| target.name == *tensor) {
+            let known = tensor == IGNORE || targets::written(tensor).is_some_and(|(name, ..)| name == tensor);
+            if !known && !self.targets.iter().any(|target| target.name == *tensor) {
                 let (entry, tensor) = (entry.clone(), tensor.clone());
                 return Err(ExchangeError::UnknownTensor { entry, tensor, known: targets::names(self.targets) });
             }
@@ -148,8 +149,26 @@ impl<'a> Search<'a> {
         let mut entries = Vec::new();
         let mut outputs: BTreeMap<&str, Vec<Output<'_>>> = BTreeMap::new();
         let mut alike: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut written: BTreeMap<&str, (&str, Found)> = BTreeMap::new();
+        let mut undated = Vec::new();
         for (index, named) in self.dump.arrays.iter().enumerate() {
             let (name, array) = (&named.name, &named.array);
+            if let Some(tensor) = self.written(name, array)? {
+                let found = Found { index, shape: array.shape.clone() };
+                if let Some((first, _)) = written.insert(tensor, (name, found)) {
+                    let (first, second) = (first.to_owned(), name.clone());
+                    return Err(ExchangeError::Twice { first, second, tensor: tensor.to_owned() });
+                }
+                entries.push(IdentifiedEntry {
+                    name: name.clone(),
+                    dtype: array.dtype.to_string(),
+                    shape: array.shape.clone(),
+                    taken: Taken::Output(tensor.to_owned()),
+                    why: if self.map.contains_key(name) { "by the map" } else { "by its name" }.to_owned(),
+                    candidates: Vec::new(),
+                });
+                continue;
+            }
             let candidates = self.candidates(array);
             let (target, why) = match self.given(name) {
                 Some((None, why)) => (None, why),
@@ -171,6 +190,11 @@ impl<'a> Search<'a> {
                 Some(target) => self.take(name, array, target, why)?,
                 None => (Taken::Nothing, why.to_owned()),
             };
+            if let (Taken::Input(tensor), Some(Kind::Cache)) = (&taken, target.map(|target| target.kind))
+                && self.moment(name) == Moment::Unknown
+            {
+                undated.push((name, tensor.clone()));
+            }
             if let Taken::Output(_) = taken
                 && let Some(target) = target
             {
@@ -201,7 +225,16 @@ impl<'a> Search<'a> {
                 candidates: Vec::new(),
             });
         }
-        let mut chosen = BTreeMap::new();
+        // A cache that nobody wrote is a finding, and one that was saved before the run is none.
+        let missing = undated.iter().find(|(_, tensor)| {
+            let rows = format!("{}_written_rows", tensor.trim_end_matches("_cache"));
+            !outputs.contains_key(tensor.as_str()) && !written.contains_key(rows.as_str())
+        });
+        if let Some((entry, tensor)) = missing {
+            return Err(ExchangeError::When { entry: (*entry).clone(), tensor: tensor.clone() });
+        }
+        let mut chosen: BTreeMap<String, Found> =
+            written.into_iter().map(|(tensor, (_, found))| (tensor.to_owned(), found)).collect();
         for (tensor, found) in outputs {
             let shape = self.targets.iter().find(|target| target.name == tensor).map(|target| target.shape.clone());
             let found = Found { index: self.choose(tensor, &found)?, shape: shape.unwrap_or_default() };
@@ -211,6 +244,21 @@ impl<'a> Search<'a> {
             return Err(ExchangeError::Nothing(nearest(&entries)));
         }
         Ok(Identified { entries, outputs: chosen, remarks: self.dump.remarks.clone() })
+    }
+
+    /// Whether an entry is rows written into a cache, by the map or by its name.
+    fn written(&self, name: &str, array: &Array) -> Result<Option<&'static str>, ExchangeError> {
+        let called = self.map.get(name).map_or(name, String::as_str);
+        let Some((tensor, dtype, dimensions)) = targets::written(called) else { return Ok(None) };
+        if array.dtype == dtype && array.shape.len() == dimensions {
+            return Ok(Some(tensor));
+        }
+        Err(ExchangeError::Type {
+            entry: name.to_owned(),
+            tensor: tensor.to_owned(),
+            found: format!("{} {:?}", array.dtype, array.shape),
+            expected: format!("{dtype} of {dimensions} dimensions"),
+        })
     }
 
     /// What the map or the entry's own name says: a tensor, or that it is none; with where that is said.

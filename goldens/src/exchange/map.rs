@@ -14,6 +14,10 @@ const LONGEST: u64 = 1 << 20;
 /// The file cannot be read, is too long, or is no mapping of text to text in which each entry stands once.
 pub fn read_map(path: &Path) -> Result<BTreeMap<String, String>, String> {
     let failed = |what: String| format!("{}: {what}", path.display());
+    // Asked before opening: opening a pipe waits for its writer.
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(failed("is not a regular file".to_owned()));
+    }
     let mut text = String::new();
     let file = File::open(path).map_err(|error| failed(error.to_string()))?;
     let read = file.take(LONGEST + 1).read_to_string(&mut text).map_err(|error| failed(error.to_string()))?;

@@ -7,6 +7,20 @@ use safetensors::Dtype;
 /// What a map names an entry that is nothing.
 pub const IGNORE: &str = "ignore";
 
+/// Rows of the caches that changed, as captures hold them: how many there are is the device's. With their types and
+/// dimensions.
+const WRITTEN: [(&str, Dtype, usize); 4] = [
+    ("k_written_rows", Dtype::I64, 1),
+    ("k_written_values", Dtype::BF16, 2),
+    ("v_written_rows", Dtype::I64, 1),
+    ("v_written_values", Dtype::BF16, 2),
+];
+
+/// Which of them an entry's own name ends with, or is.
+pub(super) fn written(entry: &str) -> Option<(&'static str, Dtype, usize)> {
+    WRITTEN.into_iter().find(|(name, ..)| ends_with(entry, name))
+}
+
 /// What a tensor is to a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -96,15 +110,17 @@ fn halves(name: &str, shape: &[usize], bytes: &[u8]) -> Vec<Target> {
 
 /// The name of the contract that an entry's own name ends with, if it does: `out/attn_out`, `layer0.attn_out`.
 pub(super) fn named<'t>(targets: &'t [Target], entry: &str) -> Option<&'t Target> {
-    targets.iter().find(|target| {
-        let before = entry.strip_suffix(target.name.as_str());
-        before.is_some_and(|before| before.is_empty() || before.ends_with(['/', '.']))
-    })
+    targets.iter().find(|target| ends_with(entry, &target.name))
+}
+
+fn ends_with(entry: &str, name: &str) -> bool {
+    entry.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with(['/', '.']))
 }
 
 /// Names that an entry may be given in a map.
 pub(super) fn names(targets: &[Target]) -> String {
     let mut names: Vec<&str> = targets.iter().map(|target| target.name.as_str()).collect();
+    names.extend(WRITTEN.map(|(name, ..)| name));
     names.push(IGNORE);
     names.join(", ")
 }

@@ -17,6 +17,7 @@ use safetensors::Dtype;
 
 use crate::exit_codes::Code;
 use crate::output;
+use crate::process::Interrupt;
 use crate::progress::Bar;
 use crate::refusal::Refusal;
 use crate::report::text::{plain, plural};
@@ -245,7 +246,9 @@ impl Folder {
         // Temporary directories are private by default; a finished one gets what any new one gets.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
-        builder.tempdir_in(parent).map(Self).map_err(|error| Refusal::Write { path: place.to_path_buf(), error })
+        let folder = builder.tempdir_in(parent).map_err(|error| Refusal::Write { path: place.to_path_buf(), error })?;
+        Interrupt::catch_while_running()?.removes(folder.path().to_path_buf());
+        Ok(Self(folder))
     }
 
     /// Where it is while it is filled.
