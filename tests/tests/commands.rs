@@ -247,6 +247,52 @@ fn a_kernel_that_gives_other_bits_from_run_to_run_fails_by_name() {
     assert!(report["cases"][0]["coverage"][0].as_str().unwrap().starts_with("run 2 of 2: the command exited with 9"));
 }
 
+#[test]
+fn every_run_starts_from_the_same_inputs_and_leaves_nothing_behind() {
+    let scratch = Scratch::new();
+    // Works in place: it writes into its inputs, and fails where it finds its own mark in them.
+    let marked = "if tail -c 4 {inputs} | grep -q MARK; then echo marked; exit 9; fi; printf MARK >> {inputs}";
+    let counted = "ls $(dirname {outputs}) | grep -c captures";
+    let run = format!("{marked}; {}; {counted} >> {}", replay(), scratch.path("counts").display());
+    let (code, report) = scratch.judge("mini/active1", &run, &["--repeat", "4"]);
+    assert_eq!(code, 0, "{report}");
+    // The first run's, which the others are compared with, and the run's own.
+    assert_eq!(fs::read_to_string(scratch.path("counts")).unwrap(), "1\n2\n2\n2\n");
+}
+
+#[test]
+fn a_command_that_takes_its_log_away_is_unjudged_and_a_link_is_kept_as_what_it_leads_to() {
+    let scratch = Scratch::new();
+    let (code, report) = scratch.judge("mini/active1", &format!("{}; rm $(dirname {{outputs}})/log", replay()), &[]);
+    let (name, detail) = first_check(&report);
+    assert_eq!((code, name), (125, "run"));
+    assert!(detail.contains("log") && detail.contains("cannot be read any more"), "{detail}");
+
+    let kept = scratch.path("kept");
+    let run = replay().replacen("cp ", "ln -s ", 1);
+    let (code, report) = scratch.judge("mini/active1", &run, &["--keep", kept.to_str().unwrap()]);
+    assert_eq!(code, 0, "{report}");
+    let file = kept.join("mini_active1").join(CAPTURES_FILE);
+    assert!(fs::symlink_metadata(&file).unwrap().is_file());
+}
+
+#[test]
+fn coloured_errors_are_seen_and_counts_are_none() {
+    let scratch = Scratch::new();
+    let says = |text: &str| format!("{}; printf '{text}'", replay());
+    let (code, report) = scratch.judge("mini/active1", &says(r"\033[31mERROR: ret=\033[0m507018\n"), &[]);
+    assert_eq!((code, first_check(&report).0), (125, "device"));
+    let (code, report) = scratch.judge("mini/active1", &says(r"10 of 20\rret=507015\n"), &[]);
+    assert_eq!((code, first_check(&report).0), (125, "device"));
+    let long = format!("{}; head -c 70000 /dev/zero | tr '\\0' x; echo ' 507018 bytes'", replay());
+    let (code, report) = scratch.judge("mini/active1", &long, &[]);
+    assert_eq!(code, 0, "{report}");
+    // What any program ends with says nothing of a device.
+    let (code, report) = scratch.judge("mini/active1", "exit 1", &[]);
+    assert_eq!(code, 125);
+    assert!(!first_check(&report).1.contains("107009"), "{report}");
+}
+
 /// The reference as a runner: it reads whole inputs and gives whole caches.
 fn whole_caches(inputs: &Path) -> Vec<u8> {
     let bench = Bench::recorded("mini/active2");

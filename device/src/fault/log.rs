@@ -34,6 +34,10 @@ const WORDS: [&str; 20] = [
     "exception",
     "returned",
 ];
+/// What a number counts when it stands before one of these.
+const UNITS: [&str; 12] = ["bytes", "kb", "mb", "gb", "ns", "us", "ms", "s", "seconds", "cycles", "tokens", "elements"];
+/// What a number counts when it stands behind one of these.
+const COUNTED: [&str; 6] = ["step", "iteration", "iter", "epoch", "batch", "took"];
 /// Words before a number that may be between it and such a word: `error code is 507018`.
 const REACH: usize = 4;
 /// Bytes of a line that are looked at.
@@ -118,7 +122,7 @@ impl FaultLog {
         }
         for (at, number) in numbers(line) {
             let known = i32::try_from(number).ok().and_then(|code| Fault::known(FaultKind::AscendCl, code));
-            if let Some(fault) = known.filter(|_| is_code(line, at)) {
+            if let Some(fault) = known.filter(|_| is_code(line, at) && !is_measure(line, at)) {
                 add(&mut self.acl, Reported::Known(fault));
             }
         }
@@ -162,6 +166,11 @@ fn values<'a>(line: &'a str, field: &'a str) -> impl Iterator<Item = i32> + 'a {
         }
         let rest = line[at + field.len()..].trim_start_matches(['"', '\'', ' ']);
         let rest = rest.strip_prefix(['=', ':'])?.trim_start().trim_start_matches('-');
+        if let Some(hex) = rest.strip_prefix("0x") {
+            let digits = hex.len() - hex.trim_start_matches(|c: char| c.is_ascii_hexdigit()).len();
+            let whole = !hex.as_bytes().get(digits).is_some_and(|&byte| is_word(byte));
+            return i32::from_str_radix(&hex[..digits], 16).ok().filter(|&code| whole && code != 0);
+        }
         let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let whole = !rest.as_bytes().get(digits).is_some_and(|&byte| is_word(byte) || byte == b'.');
         rest[..digits].parse::<i32>().ok().filter(|&code| whole && code != 0)
@@ -201,6 +210,17 @@ fn numbers(line: &str) -> impl Iterator<Item = (usize, u64)> + '_ {
             }
         }
     })
+}
+
+/// Whether the number at `at` counts something: `wrote 507018 bytes`, `step 507018 failed`.
+fn is_measure(line: &str, at: usize) -> bool {
+    let word =
+        |word: Option<&str>, of: &[&str]| word.is_some_and(|word| of.contains(&word.to_ascii_lowercase().as_str()));
+    let digits = line[at..].bytes().take_while(|&byte| is_word(byte)).count();
+    let after =
+        line[at + digits..].strip_prefix(' ').and_then(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric()).next());
+    let before = line[..at].trim_end().rsplit(|c: char| !c.is_ascii_alphanumeric()).next();
+    word(after, &UNITS) || word(before, &COUNTED)
 }
 
 /// Whether the number at `at` is said to be an error code: by a word before it, or by standing alone on its line.
@@ -245,6 +265,7 @@ mod tests {
             ("FATAL: PTO2_ERROR_HEAP_RING_DEADLOCK", "HEAP_RING_DEADLOCK (2)"),
             ("SCOPE_DEADLOCK: a scope", "SCOPE_DEADLOCK (1)"),
             ("orch_error_code=2 sched_error_code=0 runtime_status=-2", "HEAP_RING_DEADLOCK (2)"),
+            ("orch_error_code=0x2", "HEAP_RING_DEADLOCK (2)"),
             ("runtime_status=-11", "TENSORMAP_OVERFLOW (11)"),
             ("\"sched_error_code\": 100}", "SCHEDULER_TIMEOUT (100)"),
             ("orch_error_code: 37", "orch_error_code=37"),
@@ -264,6 +285,10 @@ mod tests {
             "orch_error_code=0 sched_error_code=0",
             "my_orch_error_code=2",
             "orch_error_code=2x",
+            "orch_error_code=0x2g",
+            "status: wrote 507018 bytes",
+            "rtStreamSync took 507018 us",
+            "loss error at step 507018 is 0.1",
             "error code 2",
             "failed 1 of 4, exit code 11",
             "NO_HEAP_RING_DEADLOCKS",

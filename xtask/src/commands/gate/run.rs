@@ -183,6 +183,12 @@ impl Once<'_> {
     /// Runs the command and reads what it wrote.
     fn run(&self, number: u32) -> Result<Result<Captures, Unjudged>, Refusal> {
         let (outputs, log) = (self.file(CAPTURES_FILE, number), self.file(LOG, number));
+        if number > 1 {
+            // From the same state: a kernel that works in place may have written into its inputs.
+            remove(self.inputs)?;
+            device::write_inputs(self.inputs, self.case, self.generated)
+                .map_err(|error| Refusal::Write { path: self.inputs.to_path_buf(), error })?;
+        }
         let ended = self.start(&outputs, &log)?;
         let status = match ended {
             Ended::Interrupted => {
@@ -199,7 +205,17 @@ impl Once<'_> {
             }
             Ended::Exited(status) => status,
         };
-        let reported = errors_in(&log).map_err(|error| Refusal::Write { path: log.clone(), error })?;
+        let reported = match errors_in(&log) {
+            Ok(reported) => reported,
+            Err(error) => {
+                let why = format!(
+                    "the command ended, and its log {} cannot be read any more ({error}); it has to leave the directory \
+                     of {{outputs}} as it is but for that file",
+                    log.display()
+                );
+                return Ok(Err(self.unjudged(&log, why, None)));
+            }
+        };
         if !status.success() || !reported.is_empty() {
             let ended = if status.success() { "ended well all the same".to_owned() } else { process::words(status) };
             return Ok(Err(self.unjudged(&log, format!("the command {ended}"), Some((&reported, status)))));
@@ -231,7 +247,14 @@ impl Once<'_> {
         for number in 2..=self.runner.repeat {
             bar.step(&self.of(number, "running"));
             match self.run(number)? {
-                Ok(captures) => repeats.see(&captures),
+                Ok(captures) => {
+                    repeats.see(&captures);
+                    if self.runner.keep.is_none() {
+                        // Nobody looks at it again.
+                        remove(&self.file(CAPTURES_FILE, number))?;
+                        remove(&self.file(LOG, number))?;
+                    }
+                }
                 Err(Unjudged { detail, .. }) => {
                     let detail = format!("run {number} of {}: {detail}", self.runner.repeat);
                     if report.verdict == Verdict::Pass {
@@ -290,6 +313,11 @@ impl Once<'_> {
     /// Makes what was kept a bundle, where the command wrote it in a form that only a runner may.
     fn settle(&self, outputs: &Path, captures: &Captures) -> Result<(), Refusal> {
         let write = |error| Refusal::Write { path: outputs.to_path_buf(), error };
+        if fs::symlink_metadata(outputs).is_ok_and(|found| found.is_symlink()) {
+            // What it leads to may change: the bundle holds the data.
+            let copy = outputs.with_extension("copied");
+            fs::copy(outputs, &copy).and_then(|_| fs::rename(&copy, outputs)).map_err(write)?;
+        }
         if Captures::open(outputs, &self.case.geometry, &Layout::of(self.case)).is_ok() {
             return Ok(());
         }
