@@ -9,13 +9,13 @@ use crate::refusal::Refusal;
 
 const FOLDER: &str = "goldens/suites";
 
-/// The folder of the repository's suites: of the workspace that this program was built from, or else of
-/// the clone that it runs in.
+/// The folder of the repository's suites: of the clone that it runs in, or else of the workspace that this program was
+/// built from.
 pub fn folder() -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(|root| root.join(FOLDER));
     let here = std::env::current_dir().ok();
     let above = here.iter().flat_map(|here| here.ancestors()).map(|root| root.join(FOLDER));
-    built.into_iter().chain(above).find(|folder| folder.is_dir())
+    above.chain(built).find(|folder| folder.is_dir())
 }
 
 /// The suite files of the repository, sorted by name.

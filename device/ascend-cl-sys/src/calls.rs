@@ -148,8 +148,10 @@ impl AscendCl {
         let mut searched = Vec::new();
         for place in places {
             let folder = place.parent().is_some_and(|folder| !folder.as_os_str().is_empty());
-            if folder && !place.exists() {
-                searched.push(Searched { place: place.clone(), why: "not there".to_owned() });
+            // Asked before opening: opening a pipe waits for its writer.
+            if folder && !place.is_file() {
+                let why = if place.exists() { "not a regular file" } else { "not there" };
+                searched.push(Searched { place: place.clone(), why: why.to_owned() });
                 continue;
             }
             // SAFETY: loading a library runs its initializers. The file is the one that the user's installation or
@@ -164,7 +166,11 @@ impl AscendCl {
                 }
                 Err(error) => {
                     // The loader repeats the name of a file that it does not find.
-                    let why = if folder { error.to_string() } else { "not in the loader's path".to_owned() };
+                    let reason = std::error::Error::source(&error).map(|reason| format!(": {reason}"));
+                    let why = match folder {
+                        true => format!("{error}{}", reason.unwrap_or_default()),
+                        false => "not in the loader's path".to_owned(),
+                    };
                     searched.push(Searched { place: place.clone(), why });
                 }
             }

@@ -192,8 +192,13 @@ impl<'a, 'd> Search<'a, 'd> {
         let reaches = |deviation: &&Deviation| {
             suspects.iter().any(|stage| deviation.touches(stage)) || (placed && deviation.moves_writes())
         };
+        // A site has one rule.
+        let recast = |deviation: &Deviation| deviation.rule.map(|(site, _)| site);
+        let held = |deviation: &Deviation, fault: &Deviation| {
+            fault.id == deviation.id || recast(deviation).is_some() && recast(deviation) == recast(fault)
+        };
         let new = |deviation: &&Deviation| {
-            !deviation.is_asked_by(&self.rules.policy) && !fixed.iter().any(|fault| fault.id == deviation.id)
+            !deviation.is_asked_by(&self.rules.policy) && !fixed.iter().any(|fault| held(deviation, fault))
         };
         let candidates: Vec<&Deviation> = self.catalogue.iter().filter(reaches).filter(new).collect();
         let before = self.replay.loss(fixed).0;

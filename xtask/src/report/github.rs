@@ -42,6 +42,8 @@ fn section(out: &mut String, case: &CaseReport) -> std::fmt::Result {
         writeln!(out, "### {} {}\n\n**{}**\n", word(case.verdict), escape(&case.name), escape(&headline))?;
         if let Some(cause) = &case.cause {
             writeln!(out, "Cause: {}\n", escape(&cause.to_string()))?;
+        } else if case.explanation.is_some() && case.verdict == Verdict::Fail {
+            writeln!(out, "Cause: none of the known deviations\n")?;
         }
         if !case.consequences.is_empty() {
             writeln!(out, "Downstream, with no fault of their own: {}\n", escape(&case.consequences.join(", ")))?;

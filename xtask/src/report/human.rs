@@ -85,6 +85,11 @@ fn whole(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result
     }
     if let Some(cause) = &case.cause {
         writeln!(out, "  cause: {}", plain(&cause.to_string()))?;
+    } else if let Some(explanation) = case.explanation.as_ref().filter(|_| case.verdict == Verdict::Fail) {
+        writeln!(out, "  cause: none of the known deviations")?;
+        for note in &explanation.notes {
+            writeln!(out, "    {}", plain(note))?;
+        }
     }
     if !case.consequences.is_empty() {
         let most = if verbose { usize::MAX } else { 2 * FEW };

@@ -185,6 +185,10 @@ impl Merge {
 fn read(path: &Path) -> Result<Text, Refusal> {
     let file = place(path);
     let wrong = |what: String| Refusal::Request(format!("{file}: {what}"));
+    // Asked before opening: opening a pipe waits for its writer.
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(wrong("is not a regular file".into()));
+    }
     let mut bytes = Vec::new();
     let opened = File::open(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     opened.take(LONGEST + 1).read_to_end(&mut bytes).map_err(|error| wrong(format!("cannot be read: {error}")))?;
