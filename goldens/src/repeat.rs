@@ -18,7 +18,9 @@ pub fn repeatability(bundles: &[Bundle], reports: &mut [CaseReport]) {
         let earlier = (0..later).find(|&earlier| same_run(&bundles[earlier].case, &bundles[later].case));
         let Some(earlier) = earlier else { continue };
         let (Some(a), Some(b)) = (&bundles[earlier].captures, &bundles[later].captures) else { continue };
-        let (check, differs) = compare_runs("this run", &reports[earlier].name, a, b);
+        // Two bundles of one run mostly have one name.
+        let first = format!("{} ({})", reports[earlier].name, bundles[earlier].case.path.display());
+        let (check, differs) = compare_runs("this run", &first, a, b);
         let report = &mut reports[later];
         if check.verdict == Verdict::Fail {
             report.verdict = Verdict::Fail;

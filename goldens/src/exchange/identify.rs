@@ -306,14 +306,7 @@ impl<'a> Search<'a> {
             Kind::Output => false,
         };
         if must_equal && !own.is_equal() {
-            return Err(ExchangeError::Input {
-                entry: name.to_owned(),
-                tensor: target.name.clone(),
-                differing: own.elements - own.equal,
-                elements: own.elements,
-                first: first_difference(array, target),
-                holds: of + &self.circle(name, target),
-            });
+            return Err(other_input(name, array, target, own, of + &self.circle(name, target)));
         }
         match holds {
             Some(other) if !own.is_equal() => {
@@ -365,14 +358,7 @@ impl<'a> Search<'a> {
             Kind::Input | Kind::Half => {
                 let found = equal();
                 if !found.is_equal() {
-                    return Err(ExchangeError::Input {
-                        entry: name.to_owned(),
-                        tensor: target.name.clone(),
-                        differing: found.elements - found.equal,
-                        elements: found.elements,
-                        first: first_difference(array, target),
-                        holds: String::new(),
-                    });
+                    return Err(other_input(name, array, target, &found, String::new()));
                 }
                 Ok((Taken::Input(target.name.clone()), why.to_owned()))
             }
@@ -439,6 +425,18 @@ impl<'a> Search<'a> {
 impl From<&(&Target, Distance)> for Candidate {
     fn from((target, distance): &(&Target, Distance)) -> Self {
         Self { tensor: target.name.clone(), distance: *distance, relative: distance.relative() }
+    }
+}
+
+/// The refusal of an entry that is not the input that it is called.
+fn other_input(name: &str, array: &Array, target: &Target, found: &Distance, holds: String) -> ExchangeError {
+    ExchangeError::Input {
+        entry: name.to_owned(),
+        tensor: target.name.clone(),
+        differing: found.elements - found.equal,
+        elements: found.elements,
+        first: first_difference(array, target),
+        holds,
     }
 }
 
