@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-/// The program, built once into the folder that this test was built into.
+/// The program, built once into the folder that this test was built into. As a test of the whole workspace would build it:
+/// the same features, so that nothing is built again.
 #[must_use]
 pub fn assay() -> &'static Path {
     static ASSAY: LazyLock<PathBuf> = LazyLock::new(|| {
-        built(&["--workspace", "--bin", "assay"]).join(format!("assay{}", std::env::consts::EXE_SUFFIX))
+        built(&["test", "--no-run", "--workspace", "--test", "cli"])
+            .join(format!("assay{}", std::env::consts::EXE_SUFFIX))
     });
     &ASSAY
 }
@@ -18,13 +20,12 @@ pub fn assay() -> &'static Path {
 pub fn mock_ascendcl() -> &'static Path {
     use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
     static MOCK: LazyLock<PathBuf> = LazyLock::new(|| {
-        built(&["--package", "mock-ascendcl", "--lib"]).join(format!("{DLL_PREFIX}mock_ascendcl{DLL_SUFFIX}"))
+        built(&["build", "--package", "mock-ascendcl", "--lib"]).join(format!("{DLL_PREFIX}mock_ascendcl{DLL_SUFFIX}"))
     });
     &MOCK
 }
 
-/// Builds what is asked for, and gives the folder that it is in. As part of the workspace, so that nothing that the tests
-/// were built with is built again with other features.
+/// Has cargo build something, and gives the folder that it is in.
 fn built(what: &[&str]) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let folder = test.ancestors().nth(2).unwrap();
@@ -33,8 +34,8 @@ fn built(what: &[&str]) -> PathBuf {
         Some(profile) => profile,
     };
     let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--profile", profile])
         .args(what)
+        .args(["--quiet", "--profile", profile])
         .arg("--target-dir")
         .arg(folder.parent().unwrap())
         .current_dir(env!("CARGO_MANIFEST_DIR"))
