@@ -14,7 +14,7 @@ mod device;
 mod files;
 mod machine;
 mod mutate;
-mod program;
+pub mod program;
 mod run;
 pub mod said;
 pub mod targets;

@@ -1,7 +1,7 @@
 //! The command line program, as a user runs it, and the library that stands in for AscendCL.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
 /// The program, built once into the folder that this test was built into. As a test of the whole workspace would build it:
@@ -13,6 +13,26 @@ pub fn assay() -> &'static Path {
             .join(format!("assay{}", std::env::consts::EXE_SUFFIX))
     });
     &ASSAY
+}
+
+/// Runs the program in a directory, plain and away from what a terminal or a CI sets.
+#[must_use]
+pub fn run(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(assay());
+    command.args(args).current_dir(dir).env_remove("GITHUB_STEP_SUMMARY").env_remove("CLICOLOR_FORCE");
+    command.stdin(Stdio::null()).output().unwrap()
+}
+
+/// The exit code of a run.
+#[must_use]
+pub fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+/// What a run said on standard error.
+#[must_use]
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 /// The library that takes the place of AscendCL, built alike.

@@ -11,6 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use assay_tests::program::{code, stderr};
 use assay_tests::{Bench, assay};
 use cases::Input;
 use device::{CAPTURES_FILE, Captures, Layout, write_captures};
@@ -58,14 +59,6 @@ impl Scratch {
 
 fn bundle(name: &str) -> String {
     Bench::path(name).canonicalize().unwrap().display().to_string()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 /// Copies the recording of the case.

@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
-use assay_tests::{Bench, assay};
+use assay_tests::Bench;
+use assay_tests::program::{code, run, stderr};
 use cases::Input;
 use device::dump::{Array, NamedArray, ReadOptions, read, write_safetensors};
 use device::{Bundle, Captured, input_tensors, tensor_bytes};
@@ -48,20 +49,6 @@ const TAKEN: [&str; 26] = [
 ];
 /// What it writes: its output, and the caches in place.
 const WRITTEN: [&str; 3] = ["out", "k_cache", "v_cache"];
-
-fn run(dir: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(assay());
-    command.args(args).current_dir(dir).env_remove("GITHUB_STEP_SUMMARY").env_remove("CLICOLOR_FORCE");
-    command.stdin(Stdio::null()).output().unwrap()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
 
 fn bundle(name: &str) -> String {
     Bench::path(name).canonicalize().unwrap().display().to_string()

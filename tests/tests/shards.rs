@@ -6,30 +6,17 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
-use assay_tests::{Bench, assay};
+use assay_tests::Bench;
+use assay_tests::program::{code, run, stderr};
 use serde_json::Value;
 
 /// Cases in an order that is not that of their names.
 const CASES: [&str; 4] = ["mini/full", "mini/active1", "mini/active2-dirty", "mini/active2"];
 
-fn run(dir: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(assay());
-    command.args(args).current_dir(dir).env_remove("GITHUB_STEP_SUMMARY").env_remove("CLICOLOR_FORCE");
-    command.stdin(Stdio::null()).output().unwrap()
-}
-
-fn code(output: &Output) -> i32 {
-    output.status.code().unwrap()
-}
-
 fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 /// Runs one shard in `dir`; its reports are `N.json` and `N.xml`.
