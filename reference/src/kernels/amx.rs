@@ -1,29 +1,28 @@
 //! The AMX level: INT8 products on the CPU's tiles, signed by signed, so that weights are read as they lie and nothing is
 //! taken off at the end. A tile of weights is 16 outputs by 64 terms; one of activations is packed once, four terms of
-//! sixteen rows a line. Four tiles of outputs share it, and what comes next is prefetched meanwhile in one run, which is
-//! what memory is fast at. All other operations, and products of few rows, are those of [`Avx512`].
+//! sixteen rows a line, and up to four of them meet each tile of weights. The same terms of the next sixteen outputs are
+//! prefetched meanwhile: sixteen streams keep memory busier than one. All other operations are those of [`Vbmi`].
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::array::from_fn;
 
 use half::bf16;
 
 use super::aligned::Aligned;
 use super::avx2::prefetch;
-use super::avx512::Avx512;
 use super::level::{Block, Kernels};
+use super::vbmi::Vbmi;
 
-/// AMX with INT8, above AVX-512 with VNNI.
+/// AMX with INT8, above AVX-512 with VNNI and VBMI.
 #[derive(Clone, Copy, Debug)]
-pub struct Amx(Avx512);
+pub struct Amx(Vbmi);
 
 impl Amx {
     /// The level, where the CPU has it and the system lets this process use it.
     #[must_use]
     pub fn new() -> Option<Self> {
-        let avx512 = Avx512::new()?;
-        (has_tiles() && may_use_tiles()).then_some(Self(avx512))
+        let vbmi = Vbmi::new()?;
+        (has_tiles() && may_use_tiles()).then_some(Self(vbmi))
     }
 }
 
@@ -52,11 +51,11 @@ impl Kernels for Amx {
     }
 
     fn needs(&self) -> &'static str {
-        "AMX INT8, and AVX-512 F, BW, DQ, VL and VNNI"
+        "AMX INT8, and AVX-512 F, BW, DQ, VL, VNNI and VBMI"
     }
 
     fn i8_outputs(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
-        if x.len() <= FEW_ROWS * w.width() || w.width() < TERMS || w.rows() < SIDE {
+        if w.width() < TERMS || w.rows() < SIDE {
             return self.0.i8_outputs(x, w, out);
         }
         // SAFETY: a value of this type exists only where the CPU has AVX-512.
@@ -104,12 +103,8 @@ const TERMS: usize = 64;
 const TILE: usize = SIDE * TERMS;
 /// Sums of a tile.
 const SUMS: usize = SIDE * SIDE;
-/// Activation rows that leave tiles too empty to pay.
-const FEW_ROWS: usize = 4;
-/// Tiles of outputs that are computed together.
+/// Tiles of activation rows that meet a tile of weights together.
 const GROUP: usize = 4;
-/// Steps of 64 terms after which the next activation rows meet the same weights, which are in the first cache level then.
-const STEPS: usize = 8;
 
 /// The shapes of all tiles, on the thread that holds this: 16 rows of 64 bytes.
 struct Shapes(());
@@ -160,69 +155,65 @@ fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let (depth, outputs) = (w.width(), w.rows());
     assert!(depth >= TERMS && outputs >= SIDE);
     let (whole, rest) = (depth / TERMS, depth % TERMS);
-    let bytes = depth.div_ceil(TERMS) * TILE;
-    let x = packed(x, depth, bytes);
-    let mut sums = Aligned::<i32>::zeros(x.len() / bytes * GROUP * SUMS);
-    // The last terms of a group of outputs, filled up with zeros.
-    let mut last = Aligned::<i8>::zeros(if rest > 0 { GROUP * TILE } else { 0 });
+    let groups: Vec<Packed> = x.chunks(GROUP * SIDE * depth).map(|x| Packed::new(x, depth)).collect();
+    let mut sums = Aligned::<i32>::zeros(GROUP * SUMS);
+    // The last terms of a tile of outputs, filled up with zeros.
+    let mut last = Aligned::<i8>::zeros(TILE);
     let shapes = Shapes::load();
     ahead_of_first(w);
-    for start in (0..outputs).step_by(GROUP * SIDE) {
+    for start in (0..outputs).step_by(SIDE) {
         // A tile that would reach past the last output ends there, and computes some once more.
-        let tiles: [usize; GROUP] = from_fn(|t| (start + t * SIDE).min(outputs - SIDE));
-        let weights = tiles.map(|first| w.row(first).as_ptr());
-        let next = start + GROUP * SIDE;
-        let next = w.row(if next < outputs { next } else { start }).as_ptr();
-        sums.fill(0);
-        for at in (0..whole).step_by(STEPS) {
-            let steps = STEPS.min(whole - at);
-            let weights = weights.map(|w| w.wrapping_add(at * TERMS));
-            for (index, (x, sums)) in x.chunks_exact(bytes).zip(sums.chunks_exact_mut(GROUP * SUMS)).enumerate() {
-                let ahead = (index == 0).then(|| next.wrapping_add(at * GROUP * TILE));
-                // SAFETY: each tile is 16 outputs of which `whole` steps of 64 terms can be read.
-                unsafe { multiply(&shapes, weights, w.stride(), &x[at * TILE..][..steps * TILE], sums, ahead) };
-            }
+        let first = start.min(outputs - SIDE);
+        let weights = w.row(first).as_ptr();
+        for (row, last) in last.chunks_exact_mut(TERMS).enumerate().take(if rest > 0 { SIDE } else { 0 }) {
+            last[..rest].copy_from_slice(&w.row(first + row)[whole * TERMS..]);
         }
-        if rest > 0 {
-            for (last, first) in last.chunks_exact_mut(TILE).zip(tiles) {
-                for (row, last) in last.chunks_exact_mut(TERMS).enumerate() {
-                    last[..rest].copy_from_slice(&w.row(first + row)[whole * TERMS..]);
-                }
+        for (index, (group, out)) in groups.iter().zip(out.chunks_mut(GROUP * SIDE * outputs)).enumerate() {
+            let (x, x_last) = group.codes.split_at(whole * group.tiles * TILE);
+            let sums = &mut sums[..group.tiles * SUMS];
+            sums.fill(0);
+            let ahead = (index == 0).then(|| weights.wrapping_offset(SIDE as isize * w.stride()));
+            // SAFETY: 16 outputs of which `whole` steps of 64 terms can be read.
+            unsafe { multiply(&shapes, weights, w.stride(), x, sums, ahead) };
+            if rest > 0 {
+                // SAFETY: a tile of 16 times 64 codes.
+                unsafe { multiply(&shapes, last.as_ptr(), TERMS as isize, x_last, sums, None) };
             }
-            let weights = from_fn(|t| last[t * TILE..][..TILE].as_ptr());
-            for (x, sums) in x.chunks_exact(bytes).zip(sums.chunks_exact_mut(GROUP * SUMS)) {
-                // SAFETY: four tiles of 16 times 64 codes.
-                unsafe { multiply(&shapes, weights, TERMS as isize, &x[whole * TILE..], sums, None) };
-            }
-        }
-        for (sums, out) in sums.chunks_exact(GROUP * SUMS).zip(out.chunks_mut(SIDE * outputs)) {
-            for (sums, first) in sums.chunks_exact(SUMS).zip(tiles) {
+            for (sums, out) in sums.chunks_exact(SUMS).zip(out.chunks_mut(SIDE * outputs)) {
                 store(sums, out, outputs, first);
             }
         }
     }
 }
 
-/// Activation rows in tiles of sixteen, each `bytes` long: by 64 terms, by four terms, row by row. Missing rows and terms
+/// Up to four tiles of activation rows: by 64 terms, tile by tile, each by four terms, row by row. Missing rows and terms
 /// are zeros.
-#[target_feature(enable = "avx512f,avx512bw")]
-fn packed(x: &[i8], depth: usize, bytes: usize) -> Aligned<i8> {
-    let mut out = Aligned::<i8>::zeros((x.len() / depth).div_ceil(SIDE) * bytes);
-    for (x, out) in x.chunks(SIDE * depth).zip(out.chunks_exact_mut(bytes)) {
-        for (at, out) in (0..depth).step_by(TERMS).zip(out.chunks_exact_mut(TILE)) {
+struct Packed {
+    tiles: usize,
+    codes: Aligned<i8>,
+}
+
+impl Packed {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn new(x: &[i8], depth: usize) -> Self {
+        let tiles = (x.len() / depth).div_ceil(SIDE);
+        let mut codes = Aligned::<i8>::zeros(tiles * depth.div_ceil(TERMS) * TILE);
+        for (at, out) in (0..depth).step_by(TERMS).zip(codes.chunks_exact_mut(tiles * TILE)) {
             let mask = u64::MAX >> (TERMS - (depth - at).min(TERMS));
-            let mut rows = [_mm512_setzero_si512(); SIDE];
-            for (row, x) in rows.iter_mut().zip(x.chunks_exact(depth)) {
-                // SAFETY: the mask leaves only terms of the row.
-                *row = unsafe { _mm512_maskz_loadu_epi8(mask, x[at..].as_ptr()) };
-            }
-            for (line, out) in transposed(rows).into_iter().zip(out.chunks_exact_mut(TERMS)) {
-                // SAFETY: 64 bytes.
-                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), line) };
+            for (x, out) in x.chunks(SIDE * depth).zip(out.chunks_exact_mut(TILE)) {
+                let mut rows = [_mm512_setzero_si512(); SIDE];
+                for (row, x) in rows.iter_mut().zip(x.chunks_exact(depth)) {
+                    // SAFETY: the mask leaves only terms of the row.
+                    *row = unsafe { _mm512_maskz_loadu_epi8(mask, x[at..].as_ptr()) };
+                }
+                for (line, out) in transposed(rows).into_iter().zip(out.chunks_exact_mut(TERMS)) {
+                    // SAFETY: 64 bytes.
+                    unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), line) };
+                }
             }
         }
+        Self { tiles, codes }
     }
-    out
 }
 
 /// Stores a tile's sums, output by output, as `first..first + 16` of each row of `out`, `outputs` long.
@@ -272,55 +263,60 @@ fn transposed(rows: [__m512i; SIDE]) -> [__m512i; SIDE] {
     all
 }
 
-/// Prefetches the weights of the first group of outputs.
+/// Prefetches the weights of the first tile of outputs.
 fn ahead_of_first(w: Block<'_, i8>) {
-    for output in 0..w.rows().min(GROUP * SIDE) {
+    for output in 0..SIDE {
         for line in w.row(output).chunks(64) {
             prefetch(line.as_ptr());
         }
     }
 }
 
-/// Asks for the next 1024 bytes.
+/// Asks for 64 terms of the next sixteen outputs.
 macro_rules! prefetches {
-    () => { prefetches!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15) };
-    ($($line:literal)*) => { concat!($("prefetcht1 [{ahead} + 64 * ", $line, "]\n",)* "add {ahead}, 1024") };
+    () => {
+        concat!(prefetches!("{ahead}"), prefetches!("{ahead4}"), prefetches!("{ahead8}"), prefetches!("{ahead12}"))
+    };
+    ($at:literal) => {
+        concat!(
+            "prefetcht1 [",
+            $at,
+            "]\n",
+            "prefetcht1 [",
+            $at,
+            " + {stride}]\n",
+            "prefetcht1 [",
+            $at,
+            " + 2 * {stride}]\n",
+            "prefetcht1 [",
+            $at,
+            " + {stride3}]\n",
+            "add ",
+            $at,
+            ", 64\n",
+        )
+    };
 }
 
-/// The loop over steps of 64 terms; `$ahead` follows each of the four products of a step.
+/// The loop over steps of 64 terms, with as many tiles of activations as are named.
 macro_rules! multiply {
-    ($ahead:expr; $($operands:tt)*) => {
+    ($($tile:literal)*; $ahead:expr; $($operands:tt)*) => {
         asm!(
-            "tileloadd tmm0, [{sums} + {line}]",
-            "tileloadd tmm1, [{sums} + {line} + 1024]",
-            "tileloadd tmm2, [{sums} + {line} + 2048]",
-            "tileloadd tmm3, [{sums} + {line} + 3072]",
+            $(concat!("tileloadd tmm", $tile, ", [{sums} + {line} + 1024 * ", $tile, "]"),)*
             "2:",
-            "tileloadd tmm4, [{x} + {line}]",
-            "tileloadd tmm5, [{a} + {stride}]",
-            "tdpbssd tmm0, tmm5, tmm4",
+            "tileloadd tmm7, [{w} + {stride}]",
+            $(
+                concat!("tileloadd tmm6, [{x} + {line} + 1024 * ", $tile, "]"),
+                concat!("tdpbssd tmm", $tile, ", tmm7, tmm6"),
+            )*
             $ahead,
-            "tileloadd tmm6, [{b} + {stride}]",
-            "tdpbssd tmm1, tmm6, tmm4",
-            $ahead,
-            "tileloadd tmm7, [{c} + {stride}]",
-            "tdpbssd tmm2, tmm7, tmm4",
-            $ahead,
-            "tileloadd tmm5, [{d} + {stride}]",
-            "tdpbssd tmm3, tmm5, tmm4",
-            $ahead,
-            "add {x}, 1024",
-            "add {a}, 64",
-            "add {b}, 64",
-            "add {c}, 64",
-            "add {d}, 64",
+            "add {x}, {step}",
+            "add {w}, 64",
             "dec {steps}",
             "jnz 2b",
-            "tilestored [{sums} + {line}], tmm0",
-            "tilestored [{sums} + {line} + 1024], tmm1",
-            "tilestored [{sums} + {line} + 2048], tmm2",
-            "tilestored [{sums} + {line} + 3072], tmm3",
+            $(concat!("tilestored [{sums} + {line} + 1024 * ", $tile, "], tmm", $tile),)*
             $($operands)*
+            step = const 1024 * [$($tile),*].len(),
             line = in(reg) 64usize,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -329,42 +325,53 @@ macro_rules! multiply {
     };
 }
 
-/// Adds the products of four tiles of outputs and one of activation rows to their sums, `[4][16 outputs][16 rows]`. `x`
-/// is packed and says how many steps of 64 terms there are, at least one. As many bytes as the weights have are
-/// prefetched from `ahead` on.
+/// Adds the products of a tile of outputs and up to four of activation rows to their sums, `[tiles][16 outputs][16
+/// rows]`. `x` is packed and says how many steps of 64 terms there are, at least one. As many bytes as the weights have
+/// are prefetched from `ahead` on.
 ///
 /// # Safety
-/// In each tile, 16 rows of weights, `stride` bytes apart, must be readable for all terms.
+/// 16 rows of weights, `stride` bytes apart, must be readable for all terms.
 unsafe fn multiply(
     _shapes: &Shapes,
-    weights: [*const i8; GROUP],
+    weights: *const i8,
     stride: isize,
     x: &[i8],
     sums: &mut [i32],
     ahead: Option<*const i8>,
 ) {
-    let steps = x.len() / TILE;
-    assert!(steps > 0 && sums.len() == GROUP * SUMS);
-    let [a, b, c, d] = weights;
+    let tiles = sums.len() / SUMS;
+    let steps = x.len() / (tiles * TILE);
+    assert!(steps > 0 && (1..=GROUP).contains(&tiles));
     let (x, sums) = (x.as_ptr(), sums.as_mut_ptr());
-    match ahead {
-        // SAFETY: as the caller promises; activations and sums are inside their slices by the assertion; prefetching
-        // never faults.
-        Some(ahead) => unsafe {
-            multiply!(prefetches!();
-                a = inout(reg) a => _, b = inout(reg) b => _, c = inout(reg) c => _, d = inout(reg) d => _,
-                x = inout(reg) x => _, steps = inout(reg) steps => _, ahead = inout(reg) ahead => _,
-                stride = in(reg) stride, sums = in(reg) sums,
-            );
-        },
-        // SAFETY: as above.
-        None => unsafe {
-            multiply!("";
-                a = inout(reg) a => _, b = inout(reg) b => _, c = inout(reg) c => _, d = inout(reg) d => _,
-                x = inout(reg) x => _, steps = inout(reg) steps => _,
-                stride = in(reg) stride, sums = in(reg) sums,
-            );
-        },
+    macro_rules! with {
+        ($($tile:literal)*) => {
+            match ahead {
+                // SAFETY: as the caller promises; activations and sums are inside their slices by the assertion;
+                // prefetching never faults.
+                Some(ahead) => unsafe {
+                    multiply!($($tile)*; prefetches!();
+                        w = inout(reg) weights => _, x = inout(reg) x => _, steps = inout(reg) steps => _,
+                        ahead = inout(reg) ahead => _, ahead4 = inout(reg) ahead.wrapping_offset(4 * stride) => _,
+                        ahead8 = inout(reg) ahead.wrapping_offset(8 * stride) => _,
+                        ahead12 = inout(reg) ahead.wrapping_offset(12 * stride) => _,
+                        stride = in(reg) stride, stride3 = in(reg) 3 * stride, sums = in(reg) sums,
+                    );
+                },
+                // SAFETY: as above.
+                None => unsafe {
+                    multiply!($($tile)*; "";
+                        w = inout(reg) weights => _, x = inout(reg) x => _, steps = inout(reg) steps => _,
+                        stride = in(reg) stride, sums = in(reg) sums,
+                    );
+                },
+            }
+        };
+    }
+    match tiles {
+        1 => with!(0),
+        2 => with!(0 1),
+        3 => with!(0 1 2),
+        _ => with!(0 1 2 3),
     }
 }
 

@@ -106,7 +106,7 @@ impl Kernels for Avx512 {
 
 /// Sixteen zeros.
 // SAFETY: all bits zero are sixteen zeros.
-const ZERO: __m512 = unsafe { std::mem::zeroed() };
+pub(super) const ZERO: __m512 = unsafe { std::mem::zeroed() };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
@@ -135,7 +135,7 @@ struct Activations<'a> {
 }
 
 /// The size of the next group of at most `rows` activation rows.
-fn group_size(rows: usize) -> usize {
+pub(super) fn group_size(rows: usize) -> usize {
     [8, 4, 2, 1].into_iter().find(|&size| size <= rows).unwrap_or(1)
 }
 
@@ -557,27 +557,32 @@ const TERMS: usize = 256;
 /// Widened weights: for each eight terms, the lanes of two outputs side by side, for each pair.
 type Panel = [Cell<[__m512; PAIRS]>; TERMS / LANES];
 
-/// Activation rows in groups of up to eight, each group by eight terms, row by row: as [`dot_block`] reads them. The
-/// last terms are filled up with zeros.
-struct Packed {
+/// Activation rows in groups, each group by eight terms, row by row: as [`dot_block`] reads them. The last terms are
+/// filled up with zeros.
+pub(super) struct Packed {
     /// First row and rows of a group, and where its values begin.
-    groups: Vec<(usize, usize, usize)>,
-    values: Aligned<f32>,
+    pub(super) groups: Vec<(usize, usize, usize)>,
+    pub(super) values: Aligned<f32>,
 }
 
 impl Packed {
-    fn new(x: &[f32], depth: usize) -> Self {
+    /// Groups of up to `most` rows, eight at most.
+    pub(super) fn new(x: &[f32], depth: usize, most: usize) -> Self {
         let (rows, steps) = (x.len() / depth, depth.div_ceil(LANES));
         let mut values = Aligned::zeros(rows * steps * LANES);
         let mut groups = Vec::new();
         let mut first = 0;
         while first < rows {
-            let size = group_size(rows - first);
+            let size = group_size((rows - first).min(most));
             let start = first * steps * LANES;
-            for r in 0..size {
-                let row = &x[(first + r) * depth..][..depth];
-                for (step, terms) in row.chunks(LANES).enumerate() {
-                    values[start + (step * size + r) * LANES..][..terms.len()].copy_from_slice(terms);
+            let rows: Vec<&[f32]> = x[first * depth..].chunks_exact(depth).take(size).collect();
+            let packed = values[start..].chunks_exact_mut(size * LANES);
+            for (at, packed) in (0..depth).step_by(LANES).zip(packed) {
+                for (row, packed) in rows.iter().zip(packed.as_chunks_mut::<LANES>().0) {
+                    match row[at..].first_chunk() {
+                        Some(terms) => *packed = *terms,
+                        None => packed[..depth - at].copy_from_slice(&row[at..]),
+                    }
                 }
             }
             groups.push((first, size, start));
@@ -594,7 +599,7 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
     if depth == 0 || outputs == 0 {
         return out.fill(0.0);
     }
-    let packed = Packed::new(x, depth);
+    let packed = Packed::new(x, depth, 8);
     let sources: Vec<Source<'a>> = (0..outputs).map(source).collect();
     let rows = x.len() / depth;
     let panel: Panel = [const { Cell::new([ZERO; PAIRS]) }; TERMS / LANES];
@@ -819,7 +824,7 @@ fn dot_block<const R: usize>(
 /// The tree of adjacent pairs over the eight lanes of each half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn trees(lanes: __m512) -> [f32; 2] {
+pub(super) fn trees(lanes: __m512) -> [f32; 2] {
     let pairs = _mm512_add_ps(lanes, _mm512_permute_ps::<0b10_11_00_01>(lanes));
     let fours = _mm512_add_ps(pairs, _mm512_permute_ps::<0b01_00_11_10>(pairs));
     let eights = _mm512_add_ps(fours, _mm512_shuffle_f32x4::<0b10_11_00_01>(fours, fours));
@@ -932,13 +937,17 @@ fn column_block<const R: usize>(
 }
 
 /// [`Kernels::scores`] for keys of whole lanes: four keys are widened on the way, two a register, and meet up to five
-/// queries each.
+/// queries each. The rows that follow the tile, which within a page are those of the next one, are prefetched meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn scores(q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
     let (dim, tokens) = (keys[0].len(), keys.len());
-    prefetch_rows(keys);
-    for (q, out) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)) {
+    for (group, (q, out)) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)).enumerate() {
         for (four, token) in keys.chunks(4).zip((0..tokens).step_by(4)) {
+            for key in four.iter().filter(|_| group == 0) {
+                for line in key.chunks(32) {
+                    prefetch(line.as_ptr().wrapping_add(tokens * dim));
+                }
+            }
             // Missing keys are the last once more, and not stored.
             let four = from_fn(|j| four[j.min(four.len() - 1)]);
             match q.len() / dim {
@@ -948,16 +957,6 @@ fn scores(q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
                 4 => score_block::<4>(q, four, token, tokens, out),
                 _ => score_block::<5>(q, four, token, tokens, out),
             }
-        }
-    }
-}
-
-/// Prefetches the rows that follow a tile: within a page, those of the next one.
-#[inline(always)]
-fn prefetch_rows(rows: &[&[bf16]]) {
-    for row in rows {
-        for at in (0..row.len()).step_by(32) {
-            prefetch(row.as_ptr().wrapping_add(rows.len() * row.len() + at));
         }
     }
 }
@@ -994,13 +993,16 @@ fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 4], token: usize, toke
     }
 }
 
-/// [`Kernels::weighted`] for values of whole blocks: 32 columns at a time, up to five rows of weights each.
+/// [`Kernels::weighted`] for values of whole blocks: 32 columns at a time, up to five rows of weights each. Prefetches
+/// as [`scores`] does.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn weighted(p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
     let (dim, tokens) = (values[0].len(), values.len());
-    prefetch_rows(values);
-    for (p, out) in p.chunks(5 * tokens).zip(out.chunks_mut(5 * dim)) {
+    for (group, (p, out)) in p.chunks(5 * tokens).zip(out.chunks_mut(5 * dim)).enumerate() {
         for d in (0..dim).step_by(32) {
+            for value in values.iter().filter(|_| group == 0) {
+                prefetch(value.as_ptr().wrapping_add(tokens * dim + d));
+            }
             match p.len() / tokens {
                 1 => weighted_block::<1>(p, values, d, out),
                 2 => weighted_block::<2>(p, values, d, out),

@@ -136,6 +136,10 @@ pub fn levels() -> &'static [Box<dyn Kernels>] {
         if let Some(level) = super::avx512::Avx512::new() {
             levels.push(Box::new(level));
         }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(level) = super::vbmi::Vbmi::new() {
+            levels.push(Box::new(level));
+        }
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if let Some(level) = super::amx::Amx::new() {
             levels.push(Box::new(level));

@@ -1,0 +1,298 @@
+//! The AVX-512 level with byte permutations over registers (VBMI): the down projection from INT8 and scale. An
+//! output's weights have 129 magnitudes, so that their BF16 values are made once, as tables of low and of high bytes,
+//! and 64 codes are looked up at a time. Widened weights go into a small panel, the lanes of two outputs side by side; a
+//! register of sums holds the eight canonical lanes of both, so that activations are broadcast to them by the load
+//! alone. All other operations are those of [`Avx512`].
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::array::from_fn;
+
+use half::bf16;
+
+use super::aligned::Aligned;
+use super::avx2::prefetch;
+use super::avx512::{Avx512, Packed, ZERO, trees};
+use super::level::{Block, Kernels};
+use super::sum::LANES;
+
+/// AVX-512 with VNNI and VBMI.
+#[derive(Clone, Copy, Debug)]
+pub struct Vbmi(Avx512);
+
+impl Vbmi {
+    /// The level, where the CPU has it.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let avx512 = Avx512::new()?;
+        is_x86_feature_detected!("avx512vbmi").then_some(Self(avx512))
+    }
+}
+
+impl Kernels for Vbmi {
+    fn name(&self) -> &'static str {
+        "avx512-vbmi"
+    }
+
+    fn needs(&self) -> &'static str {
+        "AVX-512 F, BW, DQ, VL, VNNI and VBMI"
+    }
+
+    fn i8_outputs(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+        self.0.i8_outputs(x, w, out);
+    }
+
+    fn i8_columns(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+        self.0.i8_columns(x, w, out);
+    }
+
+    fn bf16_outputs(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+        self.0.bf16_outputs(x, w, out);
+    }
+
+    fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+        self.0.bf16_columns(x, w, out);
+    }
+
+    fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
+        // The weight of code 0 is taken for +0, which it is not where a scale is negative, infinite or NaN.
+        if !scale.iter().all(|&scale| scale.is_sign_positive() && scale.is_finite()) {
+            return self.0.scaled_outputs(x, w, scale, out);
+        }
+        // SAFETY: a value of this type exists only where the CPU has these instructions.
+        unsafe { scaled_outputs(x, w, scale, out) }
+    }
+
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+        self.0.scores(q, keys, out);
+    }
+
+    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
+        self.0.weighted(p, values, out);
+    }
+
+    fn i8_burst(&self, steps: u64) -> u64 {
+        self.0.i8_burst(steps)
+    }
+
+    fn f32_burst(&self, steps: u64) -> u64 {
+        self.0.f32_burst(steps)
+    }
+}
+
+/// Codes that are looked up together.
+const CODES: usize = 64;
+/// Pairs of outputs whose sums are in registers together.
+const PAIRS: usize = 6;
+/// Outputs whose weights are widened together.
+const OUTPUTS: usize = 2 * PAIRS;
+/// Activation rows whose sums are in registers together.
+const ROWS: usize = 4;
+/// Terms that are widened together.
+const TERMS: usize = 256;
+/// Values of a step: eight terms of a pair of outputs.
+const STEP: usize = 2 * LANES;
+
+/// The BF16 weights of an output's positive codes, low bytes and high bytes. At 0 stands that of 128, whose low seven
+/// bits are zero; code 0 itself is not looked up.
+type Table = [[__m512i; 2]; 2];
+
+/// The table of an output, of a scale that is finite and not negative.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn table(scale: f32) -> Table {
+    let mut weights = [0u32; 128];
+    for (index, weight) in (0i16..).zip(&mut weights) {
+        let bits = (f32::from(if index == 0 { 128 } else { index }) * scale).to_bits();
+        // To nearest, ties to even: no NaN is among them, and what overflows becomes infinite.
+        *weight = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    }
+    [0, 8].map(|shift| {
+        let bytes = weights.map(|weight| (weight >> shift) as u8);
+        // SAFETY: both halves of 128 bytes are read.
+        unsafe { [_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(bytes[64..].as_ptr().cast())] }
+    })
+}
+
+/// Where each code has to stand so that, once bytes and words are spread to lanes of 32 bits, terms are in order.
+const ORDER: [u8; CODES] = {
+    let mut order = [0; CODES];
+    let mut at = 0;
+    while at < CODES {
+        let (quarter, half, lane, odd) = (at / 16, at / 8 % 2, at / 2 % 4, at % 2);
+        order[at] = (32 * half + 16 * odd + 4 * quarter + lane) as u8;
+        at += 1;
+    }
+    order
+};
+
+/// The bytes of a table by the low seven bits of each index; zero where the mask has none.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn look_up(table: &[__m512i; 2], index: __m512i, some: __mmask64) -> __m512i {
+    let mut bytes = index;
+    // The compiler makes three instructions of `_mm512_maskz_permutex2var_epi8`: a tenth of the time of `widen`.
+    // SAFETY: registers only.
+    unsafe {
+        asm!(
+            "vpermi2b {bytes}{{{some}}}{{z}}, {first}, {last}",
+            bytes = inout(zmm_reg) bytes, some = in(kreg) some,
+            first = in(zmm_reg) table[0], last = in(zmm_reg) table[1],
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    bytes
+}
+
+/// The weights of `codes`, widened: sixteen terms a register.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn widen(codes: __m512i, order: __m512i, [low, high]: &Table) -> [__m512i; 4] {
+    let (sign, odd) = (_mm512_set1_epi8(-128), _mm512_set1_epi32(-65536));
+    let codes = _mm512_permutexvar_epi8(order, codes);
+    let (index, some) = (_mm512_abs_epi8(codes), _mm512_test_epi8_mask(codes, codes));
+    let (low, high) = (look_up(low, index, some), look_up(high, index, some));
+    // high | (codes & sign)
+    let high = _mm512_ternarylogic_epi32::<0b1111_1000>(high, codes, sign);
+    let (first, last) = (_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high));
+    [
+        _mm512_slli_epi32::<16>(first),
+        _mm512_and_si512(first, odd),
+        _mm512_slli_epi32::<16>(last),
+        _mm512_and_si512(last, odd),
+    ]
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn scaled_outputs(x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
+    let (depth, outputs) = (w.width(), w.rows());
+    if depth == 0 || outputs == 0 {
+        return out.fill(0.0);
+    }
+    let rows = x.len() / depth;
+    let packed = Packed::new(x, depth, ROWS);
+    let mut panel = Aligned::<f32>::zeros(OUTPUTS * TERMS);
+    // [group of rows][pair][row]
+    let mut acc = vec![ZERO; PAIRS * rows];
+    for start in (0..outputs).step_by(OUTPUTS) {
+        acc.fill(ZERO);
+        // Outputs past the last repeat it and are not stored.
+        let output = |n: usize| (start + n).min(outputs - 1);
+        let tables: [Table; OUTPUTS] = from_fn(|n| table(scale[output(n)]));
+        for at in (0..depth).step_by(TERMS) {
+            let terms = TERMS.min(depth - at);
+            for (n, table) in tables.iter().enumerate() {
+                let codes = &w.row(output(n))[at..at + terms];
+                // What comes next: these terms of the next outputs.
+                let next = codes.as_ptr().wrapping_offset(OUTPUTS as isize * w.stride());
+                widen_row(codes, table, &mut panel[n / 2 * 2 * TERMS + n % 2 * LANES..], next);
+            }
+            for &(first, size, values) in &packed.groups {
+                let x = &packed.values[values + at * size..];
+                let acc = &mut acc[PAIRS * first..];
+                match size {
+                    1 => dot_rows::<1>(x, terms, &panel, acc),
+                    2 => dot_rows::<2>(x, terms, &panel, acc),
+                    _ => dot_rows::<ROWS>(x, terms, &panel, acc),
+                }
+            }
+        }
+        for &(first, size, _) in &packed.groups {
+            for (n, acc) in (start..outputs).step_by(2).zip(acc[PAIRS * first..].chunks_exact(size).take(PAIRS)) {
+                for (acc, out) in acc.iter().zip(out[first * outputs..].chunks_exact_mut(outputs)) {
+                    for (out, sum) in out[n..].iter_mut().zip(trees(*acc)) {
+                        *out = sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Widens up to `TERMS` weights of an output into its half of each of a pair's steps, and asks for as many codes from
+/// `next` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn widen_row(codes: &[i8], table: &Table, panel: &mut [f32], next: *const i8) {
+    // SAFETY: 64 bytes.
+    let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
+    let steps = codes.len().div_ceil(CODES) * CODES / LANES;
+    assert!(panel.len() >= steps * STEP - LANES);
+    let (whole, rest) = codes.as_chunks::<CODES>();
+    let mut panel = panel.as_mut_ptr();
+    for (at, codes) in whole.iter().enumerate() {
+        prefetch(next.wrapping_add(at * CODES));
+        // SAFETY: 64 codes.
+        store(widen(unsafe { _mm512_loadu_si512(codes.as_ptr().cast()) }, order, table), panel);
+        panel = panel.wrapping_add(CODES / LANES * STEP);
+    }
+    if !rest.is_empty() {
+        // SAFETY: the mask leaves only codes of the row.
+        let codes = unsafe { _mm512_maskz_loadu_epi8((1 << rest.len()) - 1, rest.as_ptr()) };
+        store(widen(codes, order, table), panel);
+    }
+}
+
+/// Stores 64 widened weights, eight a step.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn store(weights: [__m512i; 4], panel: *mut f32) {
+    for (at, weights) in weights.into_iter().enumerate() {
+        // SAFETY: eight values each.
+        unsafe {
+            let panel = panel.add(2 * at * STEP);
+            _mm256_storeu_si256(panel.cast(), _mm512_castsi512_si256(weights));
+            _mm256_storeu_si256(panel.add(STEP).cast(), _mm512_extracti64x4_epi64::<1>(weights));
+        }
+    }
+}
+
+/// Adds the products of all pairs of outputs of the panel to the lanes of `R` activation rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn dot_rows<const R: usize>(x: &[f32], terms: usize, panel: &[f32], out: &mut [__m512]) {
+    let (whole, rest, steps) = (terms / LANES, terms % LANES, terms.div_ceil(LANES));
+    assert!(x.len() >= steps * R * LANES && steps * LANES <= TERMS && panel.len() == OUTPUTS * TERMS);
+    let out = &mut out[..PAIRS * R];
+    let (x, panel) = (x.as_ptr(), panel.as_ptr());
+    let weights = |step: usize| -> [__m512; PAIRS] {
+        let mut weights = [ZERO; PAIRS];
+        for j in 0..PAIRS {
+            // SAFETY: a step of pair j, inside the panel by the assertion above.
+            weights[j] = unsafe { _mm512_loadu_ps(panel.add(j * 2 * TERMS + step * STEP)) };
+        }
+        weights
+    };
+    // SAFETY: eight terms of row r, inside the slice by the assertion above.
+    let activations = |step: usize, r: usize| unsafe { _mm256_loadu_ps(x.add((step * R + r) * LANES)) };
+    let mut acc = [[ZERO; R]; PAIRS];
+    for j in 0..PAIRS {
+        for r in 0..R {
+            acc[j][r] = out[j * R + r];
+        }
+    }
+    for step in 0..whole {
+        let w = weights(step);
+        for r in 0..R {
+            let x = _mm512_broadcast_f32x8(activations(step, r));
+            for j in 0..PAIRS {
+                acc[j][r] = _mm512_fmadd_ps(x, w[j], acc[j][r]);
+            }
+        }
+    }
+    if rest > 0 {
+        // Lanes without a term keep their value: adding zero could turn -0 into +0.
+        let (w, mask) = (weights(whole), (1u16 << rest) - 1);
+        for r in 0..R {
+            let x = _mm512_broadcast_f32x8(activations(whole, r));
+            for j in 0..PAIRS {
+                acc[j][r] = _mm512_mask3_fmadd_ps(x, w[j], acc[j][r], mask | mask << LANES);
+            }
+        }
+    }
+    for j in 0..PAIRS {
+        for r in 0..R {
+            out[j * R + r] = acc[j][r];
+        }
+    }
+}
