@@ -53,7 +53,7 @@ impl Softmax {
                         let tokens = probs.len() / group;
                         for ((probs, max), factors) in probs.chunks_exact_mut(tokens).zip(&mut max).zip(factors) {
                             probs.iter_mut().for_each(|s| *s *= self.scale);
-                            let tile_max = probs.iter().copied().fold(f32::NEG_INFINITY, nan_max);
+                            let tile_max = nan_max_of(probs);
                             probs.iter_mut().for_each(|s| *s -= tile_max);
                             // a = exp(m - m'), c = exp(m_t - m').
                             let new_max = nan_max(*max, tile_max);
@@ -162,6 +162,17 @@ fn weighted_sum(probs: &[f32], values: &[&[bf16]], order: &SumOrder, out: &mut [
 
 fn widened(values: &[bf16]) -> Vec<f32> {
     values.iter().map(|value| value.to_f32()).collect()
+}
+
+/// The largest value, negative infinity of none; NaN if one is. Without branches, so that it becomes vector code.
+#[inline(always)]
+fn nan_max_of(values: &[f32]) -> f32 {
+    let (mut max, mut nan) = (f32::NEG_INFINITY, false);
+    for &value in values {
+        max = if value > max { value } else { max };
+        nan |= value.is_nan();
+    }
+    if nan { f32::NAN } else { max }
 }
 
 /// The larger of two values; NaN if either is (`f32::max` drops it).

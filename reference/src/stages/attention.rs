@@ -1,7 +1,6 @@
 //! Steps 7 and 8: online softmax over a paged BF16 cache in tiles of 16 tokens, and the padding rows.
 
 use std::borrow::Cow;
-use std::ops::Deref;
 
 use half::bf16;
 use ndarray::{ArrayView1, ArrayView2};
@@ -99,22 +98,27 @@ impl<'a, 'd> KvSource<'a, 'd> {
         }
     }
 
-    /// The keys (`KRows`) or values (`VRows`) of tokens for a KV head. Tokens of a page that were there before the step
-    /// are one piece of it.
-    fn rows_of(&self, id: T, tokens: &[(usize, Option<usize>)], kv_head: usize) -> Vec<Cow<'_, [bf16]>> {
-        let row = |&token: &(usize, Option<usize>)| match id {
-            T::KRows => self.key(token, kv_head),
-            _ => self.value(token, kv_head),
+    /// The keys (`KRows`) or values (`VRows`) of tokens for a KV head, `D` by `D`. Tokens of a page that were there before
+    /// the step are one piece of it.
+    fn pieces<'s>(
+        &'s self,
+        id: T,
+        tokens: &'s [(usize, Option<usize>)],
+        kv_head: usize,
+    ) -> impl Iterator<Item = Cow<'s, [bf16]>> {
+        let (dim, slice) =
+            (self.inputs.geometry.head_dim, self.slices.map(|(k, v)| if id == T::KRows { k } else { v }));
+        let follows = move |a: &(usize, Option<usize>), b: &(usize, Option<usize>)| {
+            slice.is_some() && a.1.is_none() && *b == (a.0 + 1, None) && !b.0.is_multiple_of(PAGE)
         };
-        let slice = self.slices.map(|(k, v)| if id == T::KRows { k } else { v });
-        let follows = |pair: &[(usize, Option<usize>)]| pair[0].1.is_none() && pair[1] == (pair[0].0 + 1, None);
-        match (slice, tokens) {
-            (Some(all), [(slot, None), ..]) if tokens.windows(2).all(follows) && slot % PAGE + tokens.len() <= PAGE => {
-                let (dim, row) = (self.inputs.geometry.head_dim, cache_row(self.inputs.geometry, *slot, kv_head));
-                all[row * dim..][..tokens.len() * dim].chunks_exact(dim).map(Cow::Borrowed).collect()
+        tokens.chunk_by(follows).map(move |run| match (slice, run[0]) {
+            (Some(all), (slot, None)) => {
+                let row = cache_row(self.inputs.geometry, slot, kv_head);
+                Cow::Borrowed(&all[row * dim..][..run.len() * dim])
             }
-            _ => tokens.iter().map(|token| contiguous(row(token))).collect(),
-        }
+            (_, token) if id == T::KRows => contiguous(self.key(token, kv_head)),
+            (_, token) => contiguous(self.value(token, kv_head)),
+        })
     }
 
     fn written(&self, id: T, writer: usize, kv_head: usize) -> ArrayView1<'_, bf16> {
@@ -185,12 +189,13 @@ fn attend_from(
     let at = (r * geometry.num_key_value_heads + kv_head) * BATCH;
     let queries = source.trace.widened_rows(T::AllQPadded, policy.at(Site::Q), at..at + geometry.group());
     let queries = queries.as_slice().unwrap_or_default();
-    let of = |id| -> Vec<Cow<'_, [bf16]>> {
-        tokens.chunks(PAGE).flat_map(|tokens| source.rows_of(id, tokens, kv_head)).collect()
+    let [keys, values] = [T::KRows, T::VRows].map(|id| source.pieces(id, tokens, kv_head).collect::<Vec<_>>());
+    let rows = |pieces| -> Vec<&[bf16]> {
+        let mut rows = Vec::with_capacity(tokens.len());
+        rows.extend(<[Cow<'_, [bf16]>]>::iter(pieces).flat_map(|piece| piece.chunks_exact(geometry.head_dim)));
+        rows
     };
-    let (keys, values) = (of(T::KRows), of(T::VRows));
-    let keys: Vec<&[bf16]> = keys.iter().map(Deref::deref).collect();
-    let values: Vec<&[bf16]> = values.iter().map(Deref::deref).collect();
+    let (keys, values) = (rows(&keys), rows(&values));
     let softmax =
         Softmax { tile: TILE, scale: geometry.attention_scale(), prob: policy.at(Site::Prob), freedom: policy.freedom };
     let mut out = vec![0f32; queries.len()];
