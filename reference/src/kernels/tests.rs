@@ -100,7 +100,7 @@ fn depth() -> impl Strategy<Value = usize> {
 
 /// Activation rows: as decoding has them, and more than a block of the levels takes.
 fn rows() -> impl Strategy<Value = usize> {
-    prop_oneof![4 => 1usize..=17, 1 => 30usize..40]
+    prop_oneof![4 => 1usize..=17, 1 => 30usize..40, 1 => 62usize..82]
 }
 
 /// Outputs: few, and around the blocks of the levels.

@@ -6,6 +6,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytemuck::pod_align_to;
 use pulp::Arch;
 use rayon::prelude::*;
 use reference::kernels::{Kernels, kernels, levels};
@@ -93,7 +94,7 @@ impl Gauge {
 
     /// The floors at this moment.
     pub fn measure(&mut self) -> Floors {
-        let read = (0..PASSES).map(|_| read_rate(&self.buffer)).fold(0.0, f64::max);
+        let read = (0..PASSES).map(|_| read_rate(&[&self.buffer])).fold(0.0, f64::max);
         let rate = |burst: &Burst| (0..PASSES).map(|_| burst.rate()).fold(0.0, f64::max);
         let now = Floors { read_gb_s: read, int8_gmac_s: rate(&self.int8), fp32_gmac_s: rate(&self.fp32) };
         self.best = self.best.best(now);
@@ -114,18 +115,41 @@ impl Gauge {
     }
 
     /// Seconds of several calls of `run` after one to warm up, with the floors measured before and after each; returns
-    /// the seconds and the median of those floors.
-    pub fn time<E>(&mut self, mut run: impl FnMut() -> Result<(), E>) -> Result<(Vec<f64>, Floors), E> {
+    /// the seconds and the median of those floors. What a call gives is kept until just before the next one, as a caller
+    /// would keep it: to free it is no part of the time, and its memory is at hand for the next.
+    pub fn time<T, E>(&mut self, run: impl FnMut() -> Result<T, E>) -> Result<(Vec<f64>, Floors), E> {
+        self.time_beside(Self::measure, run)
+    }
+
+    /// [`Gauge::time`], with reading measured on `memory` where it lies in place of the gauge's buffer: pages of files
+    /// lie where the system put them, and not all memory of a shared machine is equally fast.
+    pub fn time_reading<T, E>(
+        &mut self,
+        memory: &[&[u8]],
+        run: impl FnMut() -> Result<T, E>,
+    ) -> Result<(Vec<f64>, Floors), E> {
+        // What is not whole words of eight bytes is too little to matter.
+        let words: Vec<&[u64]> = memory.iter().map(|bytes| pod_align_to(bytes).1).collect();
+        let read = || (0..PASSES).map(|_| read_rate(&words)).fold(0.0, f64::max);
+        self.time_beside(|gauge| Floors { read_gb_s: read(), ..gauge.measure() }, run)
+    }
+
+    fn time_beside<T, E>(
+        &mut self,
+        measure: impl Fn(&mut Self) -> Floors,
+        mut run: impl FnMut() -> Result<T, E>,
+    ) -> Result<(Vec<f64>, Floors), E> {
         let start = Instant::now();
-        run()?;
+        let mut given = Some(run()?);
         let runs = if start.elapsed() < SLOW { RUNS } else { SLOW_RUNS };
-        let mut floors = vec![self.measure()];
+        let mut floors = vec![measure(self)];
         let mut seconds = Vec::with_capacity(runs);
         for _ in 0..runs {
+            drop(given.take());
             let start = Instant::now();
-            run()?;
+            given = Some(run()?);
             seconds.push(start.elapsed().as_secs_f64());
-            floors.push(self.measure());
+            floors.push(measure(self));
         }
         Ok((seconds, Floors::typical(&floors)))
     }
@@ -167,13 +191,14 @@ impl Burst {
     }
 }
 
-/// 1e9 bytes a second of one pass over the words.
-fn read_rate(words: &[u64]) -> f64 {
+/// 1e9 bytes a second of one pass over the words, piece by piece.
+fn read_rate(pieces: &[&[u64]]) -> f64 {
     let arch = Arch::new();
     let start = Instant::now();
-    let sum = words.par_chunks(CHUNK).map(|chunk| arch.dispatch(|| sum(chunk))).reduce(|| 0, u64::wrapping_add);
+    let chunks: Vec<&[u64]> = pieces.iter().flat_map(|words| words.chunks(CHUNK)).collect();
+    let sum = chunks.par_iter().map(|chunk| arch.dispatch(|| sum(chunk))).reduce(|| 0, u64::wrapping_add);
     black_box(sum);
-    size_of_val(words) as f64 / start.elapsed().as_secs_f64() / 1e9
+    pieces.iter().map(|words| size_of_val(*words)).sum::<usize>() as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
 /// The sum of the words, read as [`STREAMS`] streams side by side, a cache line of each in turn.

@@ -12,7 +12,7 @@ use reference::{BATCH, Policy};
 
 use super::floors::Gauge;
 use super::layer::{Layers, Layout, Shape, as_checkpoint, down_codes};
-use super::model::{ModelStep, require_14b};
+use super::model::{ModelStep, require_14b, weights};
 use super::work::Work;
 use super::{Floors, Line};
 use crate::refusal::Refusal;
@@ -113,10 +113,7 @@ impl Runner {
             }
         };
         let policy = Policy::rne();
-        let (seconds, floors) = self.gauge.time(|| {
-            std::hint::black_box(run_layer(&layer, &policy));
-            Ok::<_, Refusal>(())
-        })?;
+        let (seconds, floors) = self.gauge.time(|| Ok::<_, Refusal>(run_layer(&layer, &policy)))?;
         let (floor, least) = Work::layer(&layer, shape.rows).floor(&floors);
         Ok(Line::new(name, &seconds, floor, least))
     }
@@ -142,10 +139,7 @@ impl Runner {
         let reference: &[bf16] = bytemuck::cast_slice(&buffer);
         let device = with_flips(reference);
         let bytes = size_of_val(reference) + size_of_val(device.as_slice());
-        let (seconds, floors) = self.gauge.time(|| {
-            std::hint::black_box(compare_bf16(&device, reference));
-            Ok::<_, Refusal>(())
-        })?;
+        let (seconds, floors) = self.gauge.time(|| Ok::<_, Refusal>(compare_bf16(&device, reference)))?;
         let (floor, least) = Work::reading(bytes).floor(&floors);
         Ok(Line::new(name, &seconds, floor, least))
     }
@@ -158,10 +152,7 @@ impl Runner {
             .ok_or_else(|| Refusal::Request(format!("{name}: needs a checkpoint; name its directory with --model")))?;
         let mut step = ModelStep::new(checkpoint, shape)?;
         let least = Work::step(checkpoint, step.batch())?;
-        let (seconds, floors) = self.gauge.time(|| {
-            std::hint::black_box(step.run()?);
-            Ok::<_, Refusal>(())
-        })?;
+        let (seconds, floors) = self.gauge.time_reading(&weights(checkpoint), || step.run())?;
         let (floor, least) = least.floor(&floors);
         Ok(Line::new(name, &seconds, floor, least))
     }

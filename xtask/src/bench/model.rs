@@ -4,10 +4,11 @@
 use cases::Checkpoint;
 use cases::seeded::{self, Rope, SeededError};
 use cases::{Input, Recipe, RecipeKind};
-use ndarray::Array2;
+use bytemuck::cast_slice;
+use ndarray::{Array2, ArrayView2};
 use reference::head::greedy;
 use reference::model::{PagedCache, Step, decode_step};
-use reference::{BATCH, Batch, DType, Geometry, PAGE, Policy, Tensor};
+use reference::{BATCH, Batch, DType, DownWeight, Geometry, PAGE, Policy, Tensor};
 
 use super::layer::Shape;
 use crate::refusal::Refusal;
@@ -43,6 +44,22 @@ pub fn require_14b(checkpoint: &Checkpoint) -> Result<(), Refusal> {
             checkpoint.dir().display()
         ))),
     }
+}
+
+/// The weights of all products of a step where they lie, as bytes.
+pub fn weights(checkpoint: &Checkpoint) -> Vec<&[u8]> {
+    fn codes(w: ArrayView2<'_, i8>) -> Option<&[u8]> {
+        w.reversed_axes().to_slice().map(cast_slice)
+    }
+    let layers = (0..checkpoint.geometry().num_hidden_layers).filter_map(|layer| checkpoint.layer(layer));
+    let layers = layers.flat_map(|w| {
+        let down = match w.w_down {
+            DownWeight::Int8 { codes, .. } => Some(codes),
+            DownWeight::Bf16(_) => None,
+        };
+        [w.wq, w.wk, w.wv, w.wo, w.w_gate, w.w_up].into_iter().chain(down).filter_map(codes)
+    });
+    layers.chain(checkpoint.lm_head().to_slice().map(cast_slice)).collect()
 }
 
 /// A decode step, ready to run any number of times.
@@ -174,6 +191,18 @@ mod tests {
         let weights: usize = checkpoint.tensors().map(|info| held(&info)).sum();
         let cache = 3 * 200 * 4 * 128 * 2 * 2;
         assert_eq!(parts.iter().map(|part| part.bytes).sum::<f64>(), (weights + cache) as f64);
+    }
+
+    #[test]
+    fn the_weights_that_are_read_for_the_floor_are_all_products() {
+        let (_dir, checkpoint) = mini(3);
+        let product = |info: &cases::checkpoint::TensorInfo<'_>| match info.name {
+            "lm_head.weight" => 2 * info.shape.iter().product::<usize>(),
+            name if name.ends_with("_proj.weight") => info.shape.iter().product(),
+            _ => 0,
+        };
+        let expected: usize = checkpoint.tensors().map(|info| product(&info)).sum();
+        assert_eq!(weights(&checkpoint).iter().map(|bytes| bytes.len()).sum::<usize>(), expected);
     }
 
     #[test]
