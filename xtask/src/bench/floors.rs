@@ -1,6 +1,6 @@
 //! What the machine can do, with all threads: stream memory, multiply and add. Of several passes in a row the fastest
-//! counts: whatever disturbs a pass makes it slower, never faster. Of such measurements beside the runs of a line the
-//! median counts, as it does of the runs: what changes slowly changes both.
+//! counts: whatever disturbs a pass makes it slower, never faster. Of such measurements beside those of a line the median
+//! counts, as it does of the line's, each the fastest of as many calls in a row: what changes slowly changes both.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -48,16 +48,16 @@ impl Floors {
 
 /// Words of the buffer that is streamed: 1 GiB, beyond any cache that a floor of memory should not come from.
 pub const WORDS: usize = (1 << 30) / size_of::<u64>();
-/// Passes over the buffer, and bursts, of which the best counts.
+/// Passes over the buffer, bursts, and calls of a line in a row, of which the best counts.
 const PASSES: usize = 3;
 /// Words a thread takes at a time: long enough to stream, short enough for threads to share out a pass evenly.
 const CHUNK: usize = 1 << 18;
 /// Streams that a thread reads side by side. One alone leaves up to a third of the bandwidth unused, because a core
 /// fetches ahead a stream at a time.
 const STREAMS: usize = 4;
-/// Runs of a line after one to warm up; odd, so that the median is one of them.
+/// Measurements of a line; odd, so that the median is one of them.
 const RUNS: usize = 7;
-/// Runs where one takes longer than [`SLOW`], so that a line stays under a minute; odd too.
+/// Measurements where a call takes longer than [`SLOW`], so that a line stays under a minute; odd too.
 const SLOW_RUNS: usize = 3;
 /// See [`SLOW_RUNS`].
 const SLOW: Duration = Duration::from_secs(1);
@@ -114,8 +114,9 @@ impl Gauge {
         Arc::clone(&self.buffer)
     }
 
-    /// Seconds of several calls of `run` after one to warm up, with the floors measured before and after each; returns
-    /// the seconds and the median of those floors. What a call gives is kept until just before the next one, as a caller
+    /// Seconds of `run` after a call to warm up, with the floors measured before and after; returns the seconds, several
+    /// times the least of as many calls in a row as there are passes of a floor, and the median of those floors. Both are
+    /// measured alike, so that a disturbance falls on neither more than on the other. What a call gives is kept until just before the next one, as a caller
     /// would keep it: to free it is no part of the time, and its memory is at hand for the next.
     pub fn time<T, E>(&mut self, run: impl FnMut() -> Result<T, E>) -> Result<(Vec<f64>, Floors), E> {
         self.time_beside(Self::measure, run)
@@ -145,10 +146,14 @@ impl Gauge {
         let mut floors = vec![measure(self)];
         let mut seconds = Vec::with_capacity(runs);
         for _ in 0..runs {
-            drop(given.take());
-            let start = Instant::now();
-            given = Some(run()?);
-            seconds.push(start.elapsed().as_secs_f64());
+            let mut least = f64::INFINITY;
+            for _ in 0..PASSES {
+                drop(given.take());
+                let start = Instant::now();
+                given = Some(run()?);
+                least = least.min(start.elapsed().as_secs_f64());
+            }
+            seconds.push(least);
             floors.push(measure(self));
         }
         Ok((seconds, Floors::typical(&floors)))

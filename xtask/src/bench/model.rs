@@ -1,10 +1,10 @@
 //! The whole decode step that is timed: a checkpoint, and a cache that holds seeded keys and values of every earlier
 //! token in place of those that a prefill would have written. No time depends on their values.
 
+use bytemuck::cast_slice;
 use cases::Checkpoint;
 use cases::seeded::{self, Rope, SeededError};
 use cases::{Input, Recipe, RecipeKind};
-use bytemuck::cast_slice;
 use ndarray::{Array2, ArrayView2};
 use reference::head::greedy;
 use reference::model::{PagedCache, Step, decode_step};
