@@ -272,7 +272,7 @@ fn ahead_of_first(w: Block<'_, i8>) {
     }
 }
 
-/// Asks for 64 terms of the next sixteen outputs.
+/// Asks for 64 terms of each of sixteen rows.
 macro_rules! prefetches {
     () => {
         concat!(prefetches!("{ahead}"), prefetches!("{ahead4}"), prefetches!("{ahead8}"), prefetches!("{ahead12}"))
@@ -326,8 +326,8 @@ macro_rules! multiply {
 }
 
 /// Adds the products of a tile of outputs and up to four of activation rows to their sums, `[tiles][16 outputs][16
-/// rows]`. `x` is packed and says how many steps of 64 terms there are, at least one. As many bytes as the weights have
-/// are prefetched from `ahead` on.
+/// rows]`. `x` is packed and says how many steps of 64 terms there are, at least one. The same terms of the sixteen rows
+/// from `ahead` on are prefetched.
 ///
 /// # Safety
 /// 16 rows of weights, `stride` bytes apart, must be readable for all terms.
