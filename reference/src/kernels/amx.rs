@@ -10,7 +10,7 @@ use half::bf16;
 
 use super::aligned::Aligned;
 use super::avx2::prefetch;
-use super::level::{Block, Kernels};
+use super::level::{Block, Kernels, inherited};
 use super::vbmi::Vbmi;
 
 /// AMX with INT8, above AVX-512 with VNNI and VBMI.
@@ -62,37 +62,11 @@ impl Kernels for Amx {
         unsafe { i8_outputs(x, w, out) }
     }
 
-    fn i8_columns(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
-        self.0.i8_columns(x, w, out);
-    }
-
-    fn bf16_outputs(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
-        self.0.bf16_outputs(x, w, out);
-    }
-
-    fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
-        self.0.bf16_columns(x, w, out);
-    }
-
-    fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
-        self.0.scaled_outputs(x, w, scale, out);
-    }
-
-    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
-        self.0.scores(q, keys, out);
-    }
-
-    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-        self.0.weighted(p, values, out);
-    }
-
     fn i8_burst(&self, steps: u64) -> u64 {
         i8_burst(steps)
     }
 
-    fn f32_burst(&self, steps: u64) -> u64 {
-        self.0.f32_burst(steps)
-    }
+    inherited!(i8_columns bf16_outputs bf16_columns scaled_outputs scores weighted f32_burst);
 }
 
 /// Outputs, or activation rows, of a tile.

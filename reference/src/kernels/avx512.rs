@@ -135,7 +135,7 @@ struct Activations<'a> {
 }
 
 /// The size of the next group of at most `rows` activation rows.
-pub(super) fn group_size(rows: usize) -> usize {
+fn group_size(rows: usize) -> usize {
     [8, 4, 2, 1].into_iter().find(|&size| size <= rows).unwrap_or(1)
 }
 
@@ -943,8 +943,8 @@ fn scores(q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
     let (dim, tokens) = (keys[0].len(), keys.len());
     for (group, (q, out)) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)).enumerate() {
         for (four, token) in keys.chunks(4).zip((0..tokens).step_by(4)) {
-            for key in four.iter().filter(|_| group == 0) {
-                for line in key.chunks(32) {
+            if group == 0 {
+                for line in four.iter().flat_map(|key| key.chunks(32)) {
                     prefetch(line.as_ptr().wrapping_add(tokens * dim));
                 }
             }
@@ -1000,8 +1000,10 @@ fn weighted(p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
     let (dim, tokens) = (values[0].len(), values.len());
     for (group, (p, out)) in p.chunks(5 * tokens).zip(out.chunks_mut(5 * dim)).enumerate() {
         for d in (0..dim).step_by(32) {
-            for value in values.iter().filter(|_| group == 0) {
-                prefetch(value.as_ptr().wrapping_add(tokens * dim + d));
+            if group == 0 {
+                for value in values {
+                    prefetch(value.as_ptr().wrapping_add(tokens * dim + d));
+                }
             }
             match p.len() / tokens {
                 1 => weighted_block::<1>(p, values, d, out),

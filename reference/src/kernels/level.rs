@@ -122,6 +122,59 @@ pub trait Kernels: Send + Sync + fmt::Debug {
     fn f32_burst(&self, steps: u64) -> u64;
 }
 
+/// Methods of [`Kernels`] as they are in the level that a level builds on, its field `0`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! inherited {
+    (@ i8_outputs) => {
+        fn i8_outputs(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+            self.0.i8_outputs(x, w, out);
+        }
+    };
+    (@ i8_columns) => {
+        fn i8_columns(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+            self.0.i8_columns(x, w, out);
+        }
+    };
+    (@ bf16_outputs) => {
+        fn bf16_outputs(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+            self.0.bf16_outputs(x, w, out);
+        }
+    };
+    (@ bf16_columns) => {
+        fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
+            self.0.bf16_columns(x, w, out);
+        }
+    };
+    (@ scaled_outputs) => {
+        fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
+            self.0.scaled_outputs(x, w, scale, out);
+        }
+    };
+    (@ scores) => {
+        fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+            self.0.scores(q, keys, out);
+        }
+    };
+    (@ weighted) => {
+        fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
+            self.0.weighted(p, values, out);
+        }
+    };
+    (@ i8_burst) => {
+        fn i8_burst(&self, steps: u64) -> u64 {
+            self.0.i8_burst(steps)
+        }
+    };
+    (@ f32_burst) => {
+        fn f32_burst(&self, steps: u64) -> u64 {
+            self.0.f32_burst(steps)
+        }
+    };
+    ($($method:ident)*) => { $(inherited!(@ $method);)* };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use inherited;
+
 /// Every level this CPU has, the plain one first, the fastest last.
 #[must_use]
 pub fn levels() -> &'static [Box<dyn Kernels>] {

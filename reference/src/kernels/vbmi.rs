@@ -13,7 +13,7 @@ use half::bf16;
 use super::aligned::Aligned;
 use super::avx2::prefetch;
 use super::avx512::{Avx512, Packed, ZERO, trees};
-use super::level::{Block, Kernels};
+use super::level::{Block, Kernels, inherited};
 use super::sum::LANES;
 
 /// AVX-512 with VNNI and VBMI.
@@ -38,22 +38,6 @@ impl Kernels for Vbmi {
         "AVX-512 F, BW, DQ, VL, VNNI and VBMI"
     }
 
-    fn i8_outputs(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
-        self.0.i8_outputs(x, w, out);
-    }
-
-    fn i8_columns(&self, x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
-        self.0.i8_columns(x, w, out);
-    }
-
-    fn bf16_outputs(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
-        self.0.bf16_outputs(x, w, out);
-    }
-
-    fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
-        self.0.bf16_columns(x, w, out);
-    }
-
     fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]) {
         // The weight of code 0 is taken for +0, which it is not where a scale is negative, infinite or NaN.
         if !scale.iter().all(|&scale| scale.is_sign_positive() && scale.is_finite()) {
@@ -63,21 +47,7 @@ impl Kernels for Vbmi {
         unsafe { scaled_outputs(x, w, scale, out) }
     }
 
-    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
-        self.0.scores(q, keys, out);
-    }
-
-    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-        self.0.weighted(p, values, out);
-    }
-
-    fn i8_burst(&self, steps: u64) -> u64 {
-        self.0.i8_burst(steps)
-    }
-
-    fn f32_burst(&self, steps: u64) -> u64 {
-        self.0.f32_burst(steps)
-    }
+    inherited!(i8_outputs i8_columns bf16_outputs bf16_columns scores weighted i8_burst f32_burst);
 }
 
 /// Codes that are looked up together.

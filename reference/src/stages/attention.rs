@@ -190,15 +190,15 @@ fn attend_from(
     let queries = source.trace.widened_rows(T::AllQPadded, policy.at(Site::Q), at..at + geometry.group());
     let queries = queries.as_slice().unwrap_or_default();
     let [keys, values] = [T::KRows, T::VRows].map(|id| source.pieces(id, tokens, kv_head).collect::<Vec<_>>());
-    let rows = |pieces| -> Vec<&[bf16]> {
-        let mut rows = Vec::with_capacity(tokens.len());
-        rows.extend(<[Cow<'_, [bf16]>]>::iter(pieces).flat_map(|piece| piece.chunks_exact(geometry.head_dim)));
-        rows
-    };
-    let (keys, values) = (rows(&keys), rows(&values));
+    let [keys, values] = [&keys, &values].map(|pieces| rows(pieces, geometry.head_dim));
     let softmax =
         Softmax { tile: TILE, scale: geometry.attention_scale(), prob: policy.at(Site::Prob), freedom: policy.freedom };
     let mut out = vec![0f32; queries.len()];
     softmax.attend(queries, &keys, &values, &mut out);
     out
+}
+
+/// The rows of `dim` values that lie one after the other in each piece.
+fn rows<'p>(pieces: &'p [Cow<'_, [bf16]>], dim: usize) -> Vec<&'p [bf16]> {
+    pieces.iter().flat_map(|piece| piece.chunks_exact(dim)).collect()
 }

@@ -116,8 +116,9 @@ impl Gauge {
 
     /// Seconds of `run` after a call to warm up, with the floors measured before and after; returns the seconds, several
     /// times the least of as many calls in a row as there are passes of a floor, and the median of those floors. Both are
-    /// measured alike, so that a disturbance falls on neither more than on the other. What a call gives is kept until just before the next one, as a caller
-    /// would keep it: to free it is no part of the time, and its memory is at hand for the next.
+    /// measured alike, so that a disturbance falls on neither more than on the other. What a call gives is kept until just
+    /// before the next one, as a caller would keep it: to free it is no part of the time, and its memory is at hand for the
+    /// next.
     pub fn time<T, E>(&mut self, run: impl FnMut() -> Result<T, E>) -> Result<(Vec<f64>, Floors), E> {
         self.time_beside(Self::measure, run)
     }
@@ -150,7 +151,7 @@ impl Gauge {
             for _ in 0..PASSES {
                 drop(given.take());
                 let start = Instant::now();
-                given = Some(run()?);
+                given = Some(black_box(run()?));
                 least = least.min(start.elapsed().as_secs_f64());
             }
             seconds.push(least);

@@ -7,8 +7,8 @@ use comfy_table::{CellAlignment, Table};
 use super::human::TABLE;
 use crate::bench::{Floors, Report};
 
-const METHOD: &str = "time: median of 7 measurements, of 3 where a run takes a second, each the least of 3 runs in a row, as for the \
-    floors; beside a peer median of 5 runs; \
+const METHOD: &str = "time: median of 7 measurements, of 3 where a run takes a second, each the least of 3 runs in a row, as \
+     for the floors; beside a peer median of 5 runs; \
      floor: the least time in which this machine, with all threads, can read the bytes and do the multiply-adds of the \
      line. Each line's floor is of the rates measured beside its runs; the floors above are the best of the whole run.";
 
