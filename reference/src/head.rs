@@ -100,7 +100,7 @@ mod tests {
             let wide = final_norm(x.view(), gamma.view(), 1e-6, policy.freedom);
             let logits = lm_head(wide.view(), w.view(), &policy);
             for r in 0..rows {
-                // The canonical order, written out: eight lanes, then adjacent pairs.
+                // The canonical order of one run a lane, written out: eight lanes, then adjacent pairs.
                 let sum_of = |term: &dyn Fn(usize) -> f32| {
                     let mut lanes = [0f32; 8];
                     for i in 0..width {

@@ -89,8 +89,7 @@ impl Site {
 /// Which of the legitimate freedoms a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Freedom {
-    /// The canonical order of the reference: every long FP32 sum runs over eight virtual lanes and a
-    /// fixed tree, exp is correctly rounded.
+    /// The canonical order of the reference (`docs/numerics.md`, Order of the reference), exp correctly rounded.
     #[default]
     Canonical,
     /// The orders of the emulated device (`docs/numerics.md`): vector sums over 64 lanes by column

@@ -144,13 +144,14 @@ fn a_step_of_a_checkpoint_is_the_step_of_its_layers() {
     assert_eq!(steps, 3);
 }
 
-/// The canonical order: eight lanes, then adjacent pairs.
+/// The canonical order: eight lanes of runs, two runs at a time, then adjacent pairs.
 fn lanes(n: usize, term: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0f32; 8];
-    for i in 0..n {
-        lanes[i % 8] += term(i);
-    }
-    let [a, b, c, d, e, f, g, h] = lanes;
+    let lane = |lane: usize| {
+        let terms: Vec<f32> = (lane..n).step_by(8).map(&term).collect();
+        let runs: Vec<f32> = terms.chunks(16).map(|run| run.iter().fold(0.0, |sum, term| sum + term)).collect();
+        runs.chunks(2).fold(0.0, |sum, two| sum + (two[0] + two.get(1).unwrap_or(&0.0)))
+    };
+    let [a, b, c, d, e, f, g, h] = std::array::from_fn(lane);
     ((a + b) + (c + d)) + ((e + f) + (g + h))
 }
 

@@ -8,13 +8,14 @@
 
 use std::arch::x86_64::*;
 use std::array::from_fn;
+use std::ops::Range;
 
 use half::bf16;
 
 use super::aligned::Aligned;
 use super::level::{Block, Kernels};
 use super::plain::Plain;
-use super::sum::LANES;
+use super::sum::{LANES, RUN, RUNS};
 
 /// AVX2 with FMA.
 #[derive(Clone, Copy, Debug)]
@@ -171,7 +172,7 @@ fn i8_block<const R: usize>(x: &[i8], stride: usize, w: &[&[i8]; I8_OUTPUTS]) ->
 }
 
 /// Terms of a product by columns that are staged together.
-const STAGED: usize = 128;
+const STAGED: usize = RUNS;
 /// Bytes of a row that a block of columns holds.
 const LINE: usize = 32;
 /// Bytes from one block of a [`Stage`] to the next: one more line than is used, so that blocks do not share cache sets.
@@ -340,8 +341,8 @@ enum Source<'a> {
 
 /// Outputs whose sums are in registers together.
 const OUTPUTS: usize = 3;
-/// Terms that are widened together.
-const TERMS: usize = 256;
+/// Terms that are widened together: two runs of every lane.
+const TERMS: usize = 2 * RUNS;
 
 /// Widened weights: for each eight terms, the lanes of each output.
 type Panel = [[__m256; OUTPUTS]; TERMS / LANES];
@@ -428,14 +429,14 @@ fn widen_row<T: Copy>(
         panel[output] = widen(row.as_ptr().wrapping_add(step * LANES));
     }
     if rest > 0 {
-        // The last terms are read from a padded copy; the padding is never added.
+        // The last terms are read from a padded copy.
         let mut last = [zero; LANES];
         last[..rest].copy_from_slice(&row[whole * LANES..]);
         panel[whole][output] = widen(last.as_ptr());
     }
 }
 
-/// Adds a panel's products to the lanes of `R` activation rows; returns `R`.
+/// Adds a panel's products, those of a first and a second run, to the lanes of `R` activation rows; returns `R`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn dot_block<const R: usize>(
@@ -445,14 +446,26 @@ fn dot_block<const R: usize>(
     panel: &Panel,
     out: &mut [[__m256; OUTPUTS]],
 ) -> usize {
-    let (whole, rest) = (terms / LANES, terms % LANES);
-    assert!(x.len() >= (R - 1) * stride + terms.next_multiple_of(LANES));
-    let out = &mut out[..R];
-    let mut acc = [[_mm256_setzero_ps(); OUTPUTS]; R];
+    let steps = terms.div_ceil(LANES);
+    let first = dot_run::<R>(x, stride, 0..steps.min(RUN), panel);
+    let second = dot_run::<R>(x, stride, RUN..steps, panel);
     for r in 0..R {
-        acc[r] = out[r];
+        for output in 0..OUTPUTS {
+            let both = _mm256_add_ps(first[r][output], second[r][output]);
+            out[r][output] = _mm256_add_ps(out[r][output], both);
+        }
     }
-    for (step, w) in panel[..whole].iter().enumerate() {
+    R
+}
+
+/// The run of every lane over the panel's `steps`. Terms after the last are products with zero.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn dot_run<const R: usize>(x: &[f32], stride: usize, steps: Range<usize>, panel: &Panel) -> [[__m256; OUTPUTS]; R] {
+    let mut acc = [[_mm256_setzero_ps(); OUTPUTS]; R];
+    assert!(steps.is_empty() || x.len() >= (R - 1) * stride + steps.end * LANES);
+    for step in steps {
+        let w = panel[step];
         for r in 0..R {
             // SAFETY: eight activations of row r, inside the slice by the assertion above.
             let x = unsafe { _mm256_load_ps(x.as_ptr().add(r * stride + step * LANES)) };
@@ -461,30 +474,7 @@ fn dot_block<const R: usize>(
             }
         }
     }
-    if rest > 0 {
-        let mask = first_lanes(rest);
-        for r in 0..R {
-            // SAFETY: as above.
-            let x = unsafe { _mm256_load_ps(x.as_ptr().add(r * stride + whole * LANES)) };
-            for output in 0..OUTPUTS {
-                // Lanes without a term keep their value: adding zero could turn -0 into +0.
-                let sum = _mm256_fmadd_ps(x, panel[whole][output], acc[r][output]);
-                acc[r][output] = _mm256_blendv_ps(acc[r][output], sum, mask);
-            }
-        }
-    }
-    for r in 0..R {
-        out[r] = acc[r];
-    }
-    R
-}
-
-/// A mask of the first `count` lanes.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn first_lanes(count: usize) -> __m256 {
-    let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), lanes))
+    acc
 }
 
 /// The tree of adjacent pairs over eight lanes.
@@ -499,7 +489,10 @@ fn tree(lanes: __m256) -> f32 {
 /// Widened weights of 16 columns.
 type ColumnPanel = [[__m256; 2]; STAGED];
 
-/// Products with weights that lie term by term: term `k` goes to lane `k % 8`.
+/// Sixteen columns of a lane and a row: what the lane has, and the first of two runs.
+type ColumnSums = [[__m256; 2]; 2];
+
+/// Products with weights that lie term by term: term `k` goes to lane `k % 8`. What is staged together is one run.
 #[target_feature(enable = "avx2,fma")]
 fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     let (depth, width) = (w.rows(), w.width());
@@ -511,10 +504,10 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     let row = |k: usize| w.as_ptr().wrapping_offset(k as isize * w.stride()).cast::<u8>();
     let mut stage = Stage::new(bytes);
     let mut panel: ColumnPanel = [[_mm256_setzero_ps(); 2]; STAGED];
-    // [block][lane][row][2 registers of 8 columns]
-    let mut acc = vec![[_mm256_setzero_ps(); 2]; blocks * LANES * rows];
+    // [block][lane][row]
+    let mut acc: Vec<ColumnSums> = vec![[[_mm256_setzero_ps(); 2]; 2]; blocks * LANES * rows];
     for at in (0..depth).step_by(STAGED) {
-        let terms = STAGED.min(depth - at);
+        let (terms, second) = (STAGED.min(depth - at), at / STAGED % 2 == 1);
         // SAFETY: rows at..at + terms of the block are `bytes` long.
         unsafe { stage.fill(terms, bytes, |k| row(at + k)) };
         for (block, acc) in acc.chunks_exact_mut(LANES * rows).enumerate() {
@@ -530,9 +523,9 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
                 while first < rows {
                     let (x, acc) = (&x[first * depth + at..], &mut acc[first..]);
                     first += match acc.len() {
-                        1 => column_block::<1>(x, depth, lane, terms, &panel, acc),
-                        2 | 3 => column_block::<2>(x, depth, lane, terms, &panel, acc),
-                        _ => column_block::<4>(x, depth, lane, terms, &panel, acc),
+                        1 => column_block::<1>(x, depth, lane, terms, &panel, acc, second),
+                        2 | 3 => column_block::<2>(x, depth, lane, terms, &panel, acc, second),
+                        _ => column_block::<4>(x, depth, lane, terms, &panel, acc, second),
                     };
                 }
             }
@@ -540,17 +533,22 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     }
     for (block, acc) in acc.chunks_exact_mut(LANES * rows).enumerate() {
         let columns = block * 16..width.min(block * 16 + 16);
+        if depth.div_ceil(STAGED) % 2 == 1 {
+            for [sum, first] in &mut *acc {
+                *sum = [_mm256_add_ps(sum[0], first[0]), _mm256_add_ps(sum[1], first[1])];
+            }
+        }
         let mut live = LANES;
         while live > 1 {
             live /= 2;
             for lane in 0..live {
                 for row in 0..rows {
-                    let (a, b) = (acc[2 * lane * rows + row], acc[(2 * lane + 1) * rows + row]);
-                    acc[lane * rows + row] = [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])];
+                    let ([a, _], [b, _]) = (acc[2 * lane * rows + row], acc[(2 * lane + 1) * rows + row]);
+                    acc[lane * rows + row][0] = [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])];
                 }
             }
         }
-        for (row, sums) in acc[..rows].iter().enumerate() {
+        for (row, [sums, _]) in acc[..rows].iter().enumerate() {
             let mut values = [0f32; 16];
             // SAFETY: two registers are stored into two times eight elements.
             unsafe {
@@ -562,7 +560,8 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     }
 }
 
-/// Adds the products of one lane's terms to the sums of `R` activation rows; returns `R`.
+/// The run of one lane for `R` activation rows, kept when it is the first and added with the first when it is the
+/// second; returns `R`.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn column_block<const R: usize>(
@@ -571,14 +570,12 @@ fn column_block<const R: usize>(
     lane: usize,
     terms: usize,
     panel: &ColumnPanel,
-    out: &mut [[__m256; 2]],
+    out: &mut [ColumnSums],
+    second: bool,
 ) -> usize {
     assert!(x.len() >= (R - 1) * stride + terms && terms <= STAGED);
     let out = &mut out[..R];
     let mut acc = [[_mm256_setzero_ps(); 2]; R];
-    for r in 0..R {
-        acc[r] = out[r];
-    }
     for k in (lane..terms).step_by(LANES) {
         let w = panel[k];
         for r in 0..R {
@@ -588,7 +585,13 @@ fn column_block<const R: usize>(
         }
     }
     for r in 0..R {
-        out[r] = acc[r];
+        if second {
+            let [sum, first] = out[r];
+            let both = |half: usize| _mm256_add_ps(first[half], acc[r][half]);
+            out[r][0] = [_mm256_add_ps(sum[0], both(0)), _mm256_add_ps(sum[1], both(1))];
+        } else {
+            out[r][1] = acc[r];
+        }
     }
     R
 }
@@ -597,6 +600,10 @@ fn column_block<const R: usize>(
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn scores(q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
     let Some(dim) = keys.first().map(|key| key.len()).filter(|&dim| dim > 0) else { return out.fill(0.0) };
+    if dim > RUNS {
+        // More than the one run of a lane that these loops add.
+        return Plain.scores(q, keys, out);
+    }
     assert!(keys.iter().all(|key| key.len() == dim));
     let tokens = keys.len();
     for (q, out) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)) {
@@ -646,7 +653,8 @@ fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 2], token: usize, toke
                 super::sum::tree(&mut lanes)
             };
             if token + j < tokens {
-                out[r * tokens + token + j] = sum;
+                // A run of -0 makes a lane +0.
+                out[r * tokens + token + j] = sum + 0.0;
             }
         }
     }

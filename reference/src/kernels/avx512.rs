@@ -17,7 +17,7 @@ use super::aligned::Aligned;
 use super::avx2::{self, prefetch};
 use super::level::{Block, Kernels};
 use super::plain::Plain;
-use super::sum::LANES;
+use super::sum::{LANES, RUN, RUNS};
 
 /// AVX-512 with VNNI.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ impl Kernels for Avx512 {
     }
 
     fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
-        if keys.first().is_none_or(|key| key.len() % LANES != 0) {
+        if keys.first().is_none_or(|key| key.len() % LANES != 0 || key.len() > RUNS) {
             // SAFETY: a CPU with AVX-512 has AVX2 and FMA.
             return unsafe { avx2::scores(q, keys, out) };
         }
@@ -319,7 +319,7 @@ fn add_lanes([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
 }
 
 /// Terms of a product by columns that are staged together.
-const STAGED: usize = 128;
+const STAGED: usize = RUNS;
 /// Bytes that are staged together: as many again are prefetched, and both should stay in a core's own cache.
 const STAGE_BYTES: usize = 384 << 10;
 
@@ -328,21 +328,26 @@ fn staged_terms(bytes: usize) -> usize {
     (STAGE_BYTES / bytes / LANES * LANES).clamp(2 * LANES, STAGED)
 }
 
-/// Bytes from one block of a [`Stage`] to the next.
-const BLOCK_BYTES: usize = (STAGED + 1) * 64;
-
 /// Part of a weight matrix that lies term by term, copied out of it so that each run of 64 bytes lies beside that of
 /// the next term. Rows are read in long runs, a few at a time, which is what memory is fast at; reading 64 bytes of
 /// one row after the other is several times slower.
-struct Stage {
-    /// `[block][STAGED + 1]` lines: one more than is used, so that blocks do not share cache sets.
+pub(super) struct Stage {
+    /// `[block][most + 1]` lines: one more than is used, so that blocks do not share cache sets.
     lines: Aligned<u8>,
+    /// Terms at most.
+    most: usize,
 }
 
 impl Stage {
-    /// Room for rows of `bytes`.
-    fn new(bytes: usize) -> Self {
-        Self { lines: Aligned::zeros(bytes.div_ceil(64) * BLOCK_BYTES) }
+    /// Room for `most` rows of `bytes`.
+    pub(super) fn new(bytes: usize, most: usize) -> Self {
+        Self { lines: Aligned::zeros(bytes.div_ceil(64) * (most + 1) * 64), most }
+    }
+
+    /// Bytes from one block to the next.
+    #[inline(always)]
+    fn block_bytes(&self) -> usize {
+        (self.most + 1) * 64
     }
 
     /// Copies `terms` rows of `bytes` each; `row(k)` is where row `k` begins.
@@ -351,8 +356,9 @@ impl Stage {
     /// `bytes` must be readable from every `row(0..terms)` on.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn fill(&mut self, terms: usize, bytes: usize, row: impl Fn(usize) -> *const u8) {
-        assert!(terms <= STAGED && bytes.div_ceil(64) * BLOCK_BYTES <= self.lines.len());
+    pub(super) unsafe fn fill(&mut self, terms: usize, bytes: usize, row: impl Fn(usize) -> *const u8) {
+        let block_bytes = self.block_bytes();
+        assert!(terms <= self.most && bytes.div_ceil(64) * block_bytes <= self.lines.len());
         for first in (0..terms).step_by(4) {
             for block in 0..bytes.div_ceil(64) {
                 let mask = u64::MAX >> (64 - (bytes - block * 64).min(64));
@@ -360,7 +366,7 @@ impl Stage {
                     // SAFETY: the mask leaves only bytes of the row; the line is inside `lines`, as asserted above.
                     unsafe {
                         let line = _mm512_maskz_loadu_epi8(mask, row(k).add(block * 64).cast());
-                        let to = self.lines.as_mut_ptr().add(block * BLOCK_BYTES + k * 64);
+                        let to = self.lines.as_mut_ptr().add(block * block_bytes + k * 64);
                         _mm512_storeu_si512(to.cast(), line);
                     }
                 }
@@ -370,13 +376,13 @@ impl Stage {
 
     /// The lines of a block, 64 bytes a term.
     #[inline(always)]
-    fn block(&self, block: usize) -> &[u8] {
-        &self.lines[block * BLOCK_BYTES..][..STAGED * 64]
+    pub(super) fn block(&self, block: usize) -> &[u8] {
+        &self.lines[block * self.block_bytes()..][..self.most * 64]
     }
 }
 
 /// The lines of rows that are staged next, to be prefetched one by one while others are computed with.
-struct Ahead {
+pub(super) struct Ahead {
     line: *const u8,
     /// Lines of a row, and those left of the present one.
     lines: usize,
@@ -388,14 +394,14 @@ struct Ahead {
 
 impl Ahead {
     /// `terms` rows of `bytes` from `first` on, `stride` bytes apart.
-    fn new(first: *const u8, stride: isize, terms: usize, bytes: usize) -> Self {
+    pub(super) fn new(first: *const u8, stride: isize, terms: usize, bytes: usize) -> Self {
         let lines = bytes.div_ceil(64);
         Self { line: first, lines, rest: lines, gap: stride - 64 * lines as isize, left: terms * lines }
     }
 
     /// Prefetches the next `count` lines.
     #[inline(always)]
-    fn go(&mut self, count: usize) {
+    pub(super) fn go(&mut self, count: usize) {
         for _ in 0..count.min(self.left) {
             prefetch(self.line);
             self.line = self.line.wrapping_add(64);
@@ -426,7 +432,7 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let row = |k: usize| w.as_ptr().wrapping_offset(k as isize * w.stride()).cast::<u8>();
     // Lines to prefetch with each group of four terms.
     let share = 4usize.div_ceil(rows.div_ceil(4));
-    let mut stage = Stage::new(width);
+    let mut stage = Stage::new(width, STAGED);
     let mut panel: I8Panel = [[_mm512_setzero_si512(); 4]; STAGED / 4];
     // [block][row][4 registers of 16 columns]
     let mut acc = vec![[_mm512_setzero_si512(); 4]; blocks * rows];
@@ -552,7 +558,7 @@ const PAIRS: usize = 3;
 /// Outputs of a block: its activations are read into the first cache level once for all of them.
 const OUTPUTS: usize = 8 * PAIRS;
 /// Terms that a block adds before it goes on to its next outputs.
-const TERMS: usize = 256;
+const TERMS: usize = 2 * RUNS;
 
 /// Widened weights: for each eight terms, the lanes of two outputs side by side, for each pair.
 type Panel = [Cell<[__m512; PAIRS]>; TERMS / LANES];
@@ -763,7 +769,8 @@ fn last_terms<T: Copy + Default>(
     last
 }
 
-/// Adds a panel's products to the lanes of `R` activation rows and prefetches the lines `ahead`. `widen` is called for
+/// Adds a panel's products, those of a first and a second run, to the lanes of `R` activation rows and prefetches the
+/// lines `ahead`. `widen` is called for
 /// every whole eight terms one step before they are added, so that multiply-adds do not wait for it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -775,49 +782,43 @@ fn dot_block<const R: usize>(
     ahead: &[*const u8],
     widen: impl Fn(usize),
 ) {
-    let (whole, rest, steps) = (terms / LANES, terms % LANES, terms.div_ceil(LANES));
+    let (whole, steps) = (terms / LANES, terms.div_ceil(LANES));
     assert!(x.len() >= steps * R * LANES && out.len() == R && steps <= panel.len());
-    let mut acc = [[ZERO; PAIRS]; R];
-    for r in 0..R {
-        acc[r] = out[r];
-    }
-    let mut x = x.as_ptr();
     if whole > 0 {
         widen(0);
     }
-    for step in 0..whole {
-        if let Some(&line) = ahead.get(step) {
-            prefetch(line);
-        }
-        if step + 1 < whole {
-            widen(step + 1);
-        }
-        let w = panel[step].get();
-        for r in 0..R {
-            // SAFETY: eight activations of row r, inside the slice by the assertion above.
-            let x = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(x.add(r * LANES)) });
-            for pair in 0..PAIRS {
-                acc[r][pair] = _mm512_fmadd_ps(x, w[pair], acc[r][pair]);
+    let mut first = [[ZERO; PAIRS]; R];
+    for run in 0..2 {
+        let mut acc = [[ZERO; PAIRS]; R];
+        for step in run * RUN..steps.min((run + 1) * RUN) {
+            if let Some(&line) = ahead.get(step) {
+                prefetch(line);
+            }
+            if step + 1 < whole {
+                widen(step + 1);
+            }
+            let w = panel[step].get();
+            for r in 0..R {
+                // SAFETY: eight activations of row r, inside the slice by the assertion above.
+                let x = unsafe { _mm256_loadu_ps(x.as_ptr().add((step * R + r) * LANES)) };
+                let x = _mm512_broadcast_f32x8(x);
+                for pair in 0..PAIRS {
+                    acc[r][pair] = _mm512_fmadd_ps(x, w[pair], acc[r][pair]);
+                }
             }
         }
-        x = x.wrapping_add(R * LANES);
+        for r in 0..R {
+            for pair in 0..PAIRS {
+                if run == 0 {
+                    first[r][pair] = acc[r][pair];
+                } else {
+                    out[r][pair] = _mm512_add_ps(out[r][pair], _mm512_add_ps(first[r][pair], acc[r][pair]));
+                }
+            }
+        }
     }
-    for &line in ahead.iter().skip(whole) {
+    for &line in ahead.iter().skip(steps) {
         prefetch(line);
-    }
-    if rest > 0 {
-        // Lanes without a term keep their value: adding zero could turn -0 into +0.
-        let (w, mask) = (panel[whole].get(), (1u16 << rest) - 1);
-        for r in 0..R {
-            // SAFETY: as above.
-            let x = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(x.add(r * LANES)) });
-            for pair in 0..PAIRS {
-                acc[r][pair] = _mm512_mask3_fmadd_ps(x, w[pair], acc[r][pair], mask | mask << LANES);
-            }
-        }
-    }
-    for r in 0..R {
-        out[r] = acc[r];
     }
 }
 
@@ -834,7 +835,10 @@ pub(super) fn trees(lanes: __m512) -> [f32; 2] {
 /// Widened weights of 32 columns.
 type ColumnPanel = [[__m512; 2]; STAGED];
 
-/// Products with weights that lie term by term: term `k` goes to lane `k % 8`.
+/// 32 columns of a lane and a row: what the lane has, and the first of two runs.
+type ColumnSums = [[__m512; 2]; 2];
+
+/// Products with weights that lie term by term: term `k` goes to lane `k % 8`. What is staged together is one run.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     let (depth, width) = (w.rows(), w.width());
@@ -845,14 +849,13 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     let (bytes, blocks) = (2 * width, width.div_ceil(32));
     let stride = 2 * w.stride();
     let row = |k: usize| w.as_ptr().cast::<u8>().wrapping_offset(k as isize * stride);
-    let mut stage = Stage::new(bytes);
-    let mut panel: ColumnPanel = [[_mm512_setzero_ps(); 2]; STAGED];
-    // [block][lane][row][2 registers of 16 columns]
-    let mut acc = vec![[_mm512_setzero_ps(); 2]; blocks * LANES * rows];
-    let most = staged_terms(bytes);
-    for at in (0..depth).step_by(most) {
-        let terms = most.min(depth - at);
-        let next = most.min(depth - at - terms);
+    let mut stage = Stage::new(bytes, STAGED);
+    let mut panel: ColumnPanel = [[ZERO; 2]; STAGED];
+    // [block][lane][row]
+    let mut acc: Vec<ColumnSums> = vec![[[ZERO; 2]; 2]; blocks * LANES * rows];
+    for at in (0..depth).step_by(STAGED) {
+        let (terms, second) = (STAGED.min(depth - at), at / STAGED % 2 == 1);
+        let next = STAGED.min(depth - at - terms);
         // SAFETY: rows at..at + terms of the block are `bytes` long.
         unsafe { stage.fill(terms, bytes, |k| row(at + k)) };
         let mut ahead = Ahead::new(row(at + terms), stride, next, bytes);
@@ -870,10 +873,10 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
                 while first < rows {
                     let (x, acc) = (&x[first * depth + at..], &mut acc[first..]);
                     first += match acc.len() {
-                        1 => column_block::<1>(x, depth, lane, terms, &panel, acc, &mut ahead),
-                        2 | 3 => column_block::<2>(x, depth, lane, terms, &panel, acc, &mut ahead),
-                        4..=7 => column_block::<4>(x, depth, lane, terms, &panel, acc, &mut ahead),
-                        _ => column_block::<8>(x, depth, lane, terms, &panel, acc, &mut ahead),
+                        1 => column_block::<1>(x, depth, lane, terms, &panel, acc, second, &mut ahead),
+                        2 | 3 => column_block::<2>(x, depth, lane, terms, &panel, acc, second, &mut ahead),
+                        4..=7 => column_block::<4>(x, depth, lane, terms, &panel, acc, second, &mut ahead),
+                        _ => column_block::<8>(x, depth, lane, terms, &panel, acc, second, &mut ahead),
                     };
                 }
             }
@@ -881,17 +884,22 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     }
     for (block, acc) in acc.chunks_exact_mut(LANES * rows).enumerate() {
         let columns = block * 32..width.min(block * 32 + 32);
+        if depth.div_ceil(STAGED) % 2 == 1 {
+            for [sum, first] in &mut *acc {
+                *sum = [_mm512_add_ps(sum[0], first[0]), _mm512_add_ps(sum[1], first[1])];
+            }
+        }
         let mut live = LANES;
         while live > 1 {
             live /= 2;
             for lane in 0..live {
                 for row in 0..rows {
-                    let (a, b) = (acc[2 * lane * rows + row], acc[(2 * lane + 1) * rows + row]);
-                    acc[lane * rows + row] = [_mm512_add_ps(a[0], b[0]), _mm512_add_ps(a[1], b[1])];
+                    let ([a, _], [b, _]) = (acc[2 * lane * rows + row], acc[(2 * lane + 1) * rows + row]);
+                    acc[lane * rows + row][0] = [_mm512_add_ps(a[0], b[0]), _mm512_add_ps(a[1], b[1])];
                 }
             }
         }
-        for (row, sums) in acc[..rows].iter().enumerate() {
+        for (row, [sums, _]) in acc[..rows].iter().enumerate() {
             let mut values = [0f32; 32];
             // SAFETY: two registers are stored into two times sixteen elements.
             unsafe {
@@ -903,7 +911,8 @@ fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     }
 }
 
-/// Adds the products of one lane's terms to the sums of `R` activation rows; returns `R`.
+/// The run of one lane for `R` activation rows, kept when it is the first and added with the first when it is the
+/// second; returns `R`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn column_block<const R: usize>(
@@ -912,15 +921,13 @@ fn column_block<const R: usize>(
     lane: usize,
     terms: usize,
     panel: &ColumnPanel,
-    out: &mut [[__m512; 2]],
+    out: &mut [ColumnSums],
+    second: bool,
     ahead: &mut Ahead,
 ) -> usize {
     assert!(x.len() >= (R - 1) * stride + terms && terms <= STAGED);
     let out = &mut out[..R];
-    let mut acc = [[_mm512_setzero_ps(); 2]; R];
-    for r in 0..R {
-        acc[r] = out[r];
-    }
+    let mut acc = [[ZERO; 2]; R];
     for k in (lane..terms).step_by(LANES) {
         ahead.go(1);
         let w = panel[k];
@@ -931,7 +938,13 @@ fn column_block<const R: usize>(
         }
     }
     for r in 0..R {
-        out[r] = acc[r];
+        if second {
+            let [sum, first] = out[r];
+            let both = |half: usize| _mm512_add_ps(first[half], acc[r][half]);
+            out[r][0] = [_mm512_add_ps(sum[0], both(0)), _mm512_add_ps(sum[1], both(1))];
+        } else {
+            out[r][1] = acc[r];
+        }
     }
     R
 }
@@ -988,7 +1001,8 @@ fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 4], token: usize, toke
     for r in 0..R {
         let (ab, cd) = (trees(acc[r][0]), trees(acc[r][1]));
         for (out, sum) in out[r * tokens..(r + 1) * tokens][token..].iter_mut().zip([ab[0], ab[1], cd[0], cd[1]]) {
-            *out = sum;
+            // A run of -0 makes a lane +0.
+            *out = sum + 0.0;
         }
     }
 }

@@ -178,7 +178,8 @@ impl<'a> Reading<'a> {
     /// Outputs of a tile, of `outputs` in all, over `rows` activation rows.
     fn tile(&self, outputs: usize, rows: usize) -> usize {
         match self {
-            Self::Columns(_) => tile_width(outputs, COLUMNS_SUMS / (rows * LANES * size_of::<f32>()).max(1)),
+            // A lane has two sums.
+            Self::Columns(_) => tile_width(outputs, COLUMNS_SUMS / (rows * 2 * LANES * size_of::<f32>()).max(1)),
             Self::Outputs(_) | Self::Scaled(..) => tile_width(outputs, OUTPUTS_TILE),
             Self::Tiles => ORDERED_TILE,
         }

@@ -12,7 +12,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::level::{Block, Kernels};
-use super::sum::LANES;
+use super::sum::{LANES, RUNS};
 use crate::rounding::{BF16_NAN, Rounding, to_bf16};
 
 /// Outputs of a tile, where the weights of an output lie side by side.
@@ -154,41 +154,67 @@ fn tree(lanes: [float32x4_t; 2]) -> f32 {
     vpadds_f32(vget_low_f32(quads))
 }
 
-/// BF16 by widened BF16, canonical order: lane `k % 8` takes term `k`.
+/// The eight lanes of `R` rows by `C` outputs.
+type Lanes<const R: usize, const C: usize> = [[[float32x4_t; 2]; C]; R];
+
+/// BF16 by widened BF16 in the canonical order: runs two by two.
 #[inline]
 #[target_feature(enable = "neon")]
 fn bf16_tile<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[bf16]; C]) -> [[f32; C]; R] {
     let depth = x.first().map_or(0, |x| x.len());
-    let whole = depth / LANES;
-    let (x_tail, w_tail) = (x.map(|x| &x[whole * LANES..depth]), w.map(|w| &w[whole * LANES..depth]));
-    let x = x.map(|x| &x.as_chunks::<LANES>().0[..whole]);
-    let w = w.map(|w| &w.as_chunks::<LANES>().0[..whole]);
-    let mut lanes = [[[vdupq_n_f32(0.0); 2]; C]; R];
-    for k in 0..whole {
-        let mut values = [[vdupq_n_f32(0.0); 2]; R];
+    let mut lanes: Lanes<R, C> = [[[vdupq_n_f32(0.0); 2]; C]; R];
+    for start in (0..depth).step_by(2 * RUNS) {
+        let (middle, end) = (depth.min(start + RUNS), depth.min(start + 2 * RUNS));
+        let first = bf16_run(x.map(|x| &x[start..middle]), w.map(|w| &w[start..middle]));
+        let second = bf16_run(x.map(|x| &x[middle..end]), w.map(|w| &w[middle..end]));
         for r in 0..R {
-            values[r] = load_f32(&x[r][k]);
-        }
-        for c in 0..C {
-            let [low, high] = widen(&w[c][k]);
-            for r in 0..R {
-                lanes[r][c][0] = vfmaq_f32(lanes[r][c][0], values[r][0], low);
-                lanes[r][c][1] = vfmaq_f32(lanes[r][c][1], values[r][1], high);
+            for c in 0..C {
+                for half in 0..2 {
+                    let both = vaddq_f32(first[r][c][half], second[r][c][half]);
+                    lanes[r][c][half] = vaddq_f32(lanes[r][c][half], both);
+                }
             }
         }
     }
     let mut sums = [[0f32; C]; R];
     for r in 0..R {
         for c in 0..C {
-            // Lanes beyond the tail stay untouched: adding a zero would turn a sum of -0 into +0.
-            let mut tail = store_f32(lanes[r][c]);
-            for ((lane, x), w) in tail.iter_mut().zip(x_tail[r]).zip(w_tail[c]) {
-                *lane = x.mul_add(w.to_f32(), *lane);
-            }
-            sums[r][c] = tree(load_f32(&tail));
+            sums[r][c] = tree(lanes[r][c]);
         }
     }
     sums
+}
+
+/// A run of every lane: term `k` goes to lane `k % 8`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn bf16_run<const R: usize, const C: usize>(x: [&[f32]; R], w: [&[bf16]; C]) -> Lanes<R, C> {
+    let depth = x.first().map_or(0, |x| x.len());
+    let mut lanes: Lanes<R, C> = [[[vdupq_n_f32(0.0); 2]; C]; R];
+    for k in (0..depth).step_by(LANES) {
+        let mut values = [[vdupq_n_f32(0.0); 2]; R];
+        for r in 0..R {
+            values[r] = load_f32(&eight(&x[r][k..depth]));
+        }
+        for c in 0..C {
+            let [low, high] = widen(&eight(&w[c][k..depth]));
+            for r in 0..R {
+                lanes[r][c][0] = vfmaq_f32(lanes[r][c][0], values[r][0], low);
+                lanes[r][c][1] = vfmaq_f32(lanes[r][c][1], values[r][1], high);
+            }
+        }
+    }
+    lanes
+}
+
+/// The first eight values, or fewer and zeros.
+#[inline]
+fn eight<T: Copy + Default>(values: &[T]) -> [T; LANES] {
+    values.first_chunk().copied().unwrap_or_else(|| {
+        let mut padded = [T::default(); LANES];
+        padded[..values.len()].copy_from_slice(values);
+        padded
+    })
 }
 
 /// Adds terms to [`STRIP`] sums of each of `R` rows, one after the other. The sums begin at `sums[0]`, those of the
@@ -682,14 +708,26 @@ impl<I: Int8> Kernels for Level<I> {
 
     fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
         let (depth, columns) = (w.rows(), w.width());
-        // One matrix of sums for each virtual lane.
+        // Matrices for each virtual lane: what it has, and the first of two runs.
         let count = out.len();
-        let mut lanes = vec![0f32; LANES * count];
-        for (block, w) in rows_of(w).chunks(TERMS).enumerate() {
-            for (first, sums) in lanes.chunks_exact_mut(count.max(1)).enumerate() {
-                let terms = Terms { x, depth, start: block * TERMS, w, first, step: LANES };
-                terms.add(self.0.into(), sums, columns);
+        let (mut lanes, mut firsts) = (vec![0f32; LANES * count], vec![0f32; LANES * count]);
+        let mut run = vec![0f32; count];
+        for (block, w) in rows_of(w).chunks(RUNS).enumerate() {
+            for first in 0..LANES {
+                run.fill(0.0);
+                Terms { x, depth, start: block * RUNS, w, first, step: LANES }.add(self.0.into(), &mut run, columns);
+                let place = first * count..(first + 1) * count;
+                if block % 2 == 0 {
+                    firsts[place].copy_from_slice(&run);
+                } else {
+                    for ((lane, first), run) in lanes[place.clone()].iter_mut().zip(&firsts[place]).zip(&run) {
+                        *lane += first + run;
+                    }
+                }
             }
+        }
+        if depth.div_ceil(RUNS) % 2 == 1 {
+            lanes.iter_mut().zip(&firsts).for_each(|(lane, first)| *lane += first);
         }
         for (i, out) in out.iter_mut().enumerate() {
             let [l0, l1, l2, l3, l4, l5, l6, l7] = std::array::from_fn(|lane| lanes[lane * count + i]);

@@ -4,21 +4,17 @@
 use half::bf16;
 
 use super::level::{Block, Kernels};
-use super::sum::{LANES, tree};
+use super::sum::canonical;
 use crate::rounding::{Rounding, round_f32};
 
 /// Plain loops.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain;
 
-/// Products of one activation row: `term(n, k)` is the weight of output `n`.
+/// The product of an activation row with an output, of which `weight(k)` are the weights.
 #[inline(always)]
-fn canonical(x: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0f32; LANES];
-    for (k, &x) in x.iter().enumerate() {
-        lanes[k % LANES] = x.mul_add(weight(k), lanes[k % LANES]);
-    }
-    tree(&mut lanes)
+fn dot(x: &[f32], weight: impl Fn(usize) -> f32) -> f32 {
+    canonical(x.len(), |sum, k| x[k].mul_add(weight(k), sum))
 }
 
 /// The activation rows of `x`, each `depth` long, with the part of `out` that is theirs.
@@ -64,7 +60,7 @@ impl Kernels for Plain {
         for (x, out) in rows(x, w.width(), out, w.rows()) {
             for (n, out) in out.iter_mut().enumerate() {
                 let w = w.row(n);
-                *out = canonical(x, |k| w[k].to_f32());
+                *out = dot(x, |k| w[k].to_f32());
             }
         }
     }
@@ -72,7 +68,7 @@ impl Kernels for Plain {
     fn bf16_columns(&self, x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
         for (x, out) in rows(x, w.rows(), out, w.width()) {
             for (n, out) in out.iter_mut().enumerate() {
-                *out = canonical(x, |k| w.row(k)[n].to_f32());
+                *out = dot(x, |k| w.row(k)[n].to_f32());
             }
         }
     }
@@ -81,7 +77,7 @@ impl Kernels for Plain {
         for (x, out) in rows(x, w.width(), out, w.rows()) {
             for ((n, out), &scale) in out.iter_mut().enumerate().zip(scale) {
                 let w = w.row(n);
-                *out = canonical(x, |k| round_f32(f32::from(w[k]) * scale, Rounding::Rne));
+                *out = dot(x, |k| round_f32(f32::from(w[k]) * scale, Rounding::Rne));
             }
         }
     }
@@ -90,7 +86,7 @@ impl Kernels for Plain {
         let dim = keys.first().map_or(0, |key| key.len());
         for (q, out) in rows(q, dim, out, keys.len()) {
             for (out, key) in out.iter_mut().zip(keys) {
-                *out = canonical(q, |d| key[d].to_f32());
+                *out = dot(q, |d| key[d].to_f32());
             }
         }
     }

@@ -7,12 +7,15 @@ use crate::policy::Freedom;
 
 /// Virtual lanes of the canonical order.
 pub const LANES: usize = 8;
+/// Terms that a lane adds one after the other before it begins again.
+pub const RUN: usize = 16;
+/// Terms of one run of every lane.
+pub(super) const RUNS: usize = LANES * RUN;
 
 /// The order of one FP32 sum over `n` terms.
 #[derive(Clone, Debug)]
 pub enum SumOrder {
-    /// Lane `l` adds terms `l`, `l + 8`, ... one after the other; then adjacent lanes are added
-    /// pairwise until one is left.
+    /// Eight lanes of runs, and a tree of adjacent pairs (`docs/numerics.md`, Order of the reference).
     Canonical,
     /// One accumulator, terms in this order.
     Permuted(Arc<[u32]>),
@@ -48,19 +51,7 @@ impl SumOrder {
     #[inline]
     pub fn sum(&self, n: usize, term: impl Fn(usize) -> f32) -> f32 {
         match self {
-            Self::Canonical => {
-                let mut lanes = [0.0f32; LANES];
-                let whole = n - n % LANES;
-                for base in (0..whole).step_by(LANES) {
-                    for (lane, sum) in lanes.iter_mut().enumerate() {
-                        *sum += term(base + lane);
-                    }
-                }
-                for i in whole..n {
-                    lanes[i - whole] += term(i);
-                }
-                tree(&mut lanes)
-            }
+            Self::Canonical => canonical(n, |sum, i| sum + term(i)),
             Self::Permuted(order) => order.iter().fold(0.0, |sum, &i| sum + term(i as usize)),
             Self::VectorChunks(chunk) => {
                 let mut total = 0.0f32;
@@ -83,6 +74,32 @@ impl SumOrder {
             }
         }
     }
+}
+
+/// The canonical sum of `n` terms; `add(sum, i)` adds term `i` to a sum.
+#[inline(always)]
+pub(super) fn canonical(n: usize, add: impl Fn(f32, usize) -> f32) -> f32 {
+    let run = |start: usize| {
+        let mut lanes = [0f32; LANES];
+        let end = n.min(start + RUNS);
+        let whole = end - end.saturating_sub(start) % LANES;
+        for base in (start..whole).step_by(LANES) {
+            for (lane, sum) in lanes.iter_mut().enumerate() {
+                *sum = add(*sum, base + lane);
+            }
+        }
+        for (i, sum) in (whole.max(start)..end).zip(&mut lanes) {
+            *sum = add(*sum, i);
+        }
+        lanes
+    };
+    let mut lanes = [0f32; LANES];
+    for start in (0..n).step_by(2 * RUNS) {
+        for (lane, (first, second)) in lanes.iter_mut().zip(run(start).into_iter().zip(run(start + RUNS))) {
+            *lane += first + second;
+        }
+    }
+    tree(&mut lanes)
 }
 
 /// Adds adjacent pairs until one value is left. The length is a power of two.
@@ -115,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn canonical_order_is_eight_lanes_and_a_tree() {
+    fn canonical_order_is_eight_lanes_of_runs_and_a_tree() {
         // 1 + 2^-24 is lost in FP32 unless the small terms meet each other first.
         let tiny = f32::EPSILON / 2.0;
         let terms: [f32; 10] = [1.0, tiny, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, tiny];
@@ -123,6 +140,30 @@ mod tests {
         assert_eq!(SumOrder::Canonical.sum(10, |i| terms[i]), 1.0 + f32::EPSILON);
         let sequential = SumOrder::Permuted((0..10).collect::<Vec<u32>>().into());
         assert_eq!(sequential.sum(10, |i| terms[i]), 1.0);
+        // Term 128 of lane 0 begins a run, and meets 256, the first of the next pair, only in the lane.
+        let sum = |places: &[usize]| {
+            SumOrder::Canonical.sum(400, |i| {
+                if i == 0 {
+                    1.0
+                } else if places.contains(&i) {
+                    tiny
+                } else {
+                    0.0
+                }
+            })
+        };
+        assert_eq!(sum(&[120]), 1.0);
+        assert_eq!(sum(&[128, 136]), 1.0 + f32::EPSILON);
+        assert_eq!(sum(&[120, 128]), 1.0);
+        assert_eq!(sum(&[248, 256]), 1.0);
+        assert_eq!(sum(&[256, 384]), 1.0 + f32::EPSILON);
+    }
+
+    #[test]
+    fn a_canonical_sum_is_never_negative_zero() {
+        for n in [0, 1, 7, 8, 128, 129, 300] {
+            assert_eq!(SumOrder::Canonical.sum(n, |_| -0.0).to_bits(), 0);
+        }
     }
 
     #[test]

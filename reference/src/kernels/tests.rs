@@ -186,7 +186,8 @@ proptest! {
     }
 }
 
-/// Products that underflow leave lanes at -0, and a sum of these is -0: a tail that was filled up with zeros is not.
+/// Products that underflow make runs -0, and a canonical sum of these is +0, since its lanes begin there. A sum in one
+/// accumulator is -0: one that was filled up with zeros is not.
 #[test]
 fn sums_keep_the_sign_of_zero() {
     let (x, w) = (bf16::from_bits(0x8001), bf16::from_bits(0x0001));
@@ -198,8 +199,7 @@ fn sums_keep_the_sign_of_zero() {
         let terms: Vec<&[bf16]> = by_column.rows().into_iter().map(|row| row.to_slice().unwrap()).collect();
         let codes = Array2::from_elem((17, depth), 1i8);
         let scale = vec![w.to_f32(); 17];
-        // A lane that no term reached is +0.
-        let canonical = if depth < 8 { 0f32 } else { -0f32 }.to_bits();
+        let canonical = 0f32.to_bits();
         for level in levels() {
             let mut out = vec![1f32; 3 * 17];
             let mut check = |what: &str, expected: u32, operation: &dyn Fn(&mut [f32])| {
@@ -213,6 +213,37 @@ fn sums_keep_the_sign_of_zero() {
             check("scaled", canonical, &|out| level.scaled_outputs(&values, codes, &scale, out));
             check("scores", canonical, &|out| level.scores(&values, &keys, out));
             check("weighted", (-0f32).to_bits(), &|out| level.weighted(&values, &terms, out));
+        }
+    }
+}
+
+/// Products around the smallest normal number, and sums around the largest: what instructions that know neither would
+/// get wrong.
+#[test]
+fn sums_at_the_ends_of_the_range_are_those_of_plain_loops() {
+    let (rows, outputs, depth) = (3, 18, 300);
+    // Signs and lower bits are random, and some of the exponent; now and then there is a zero, or a subnormal number.
+    let value = |seed: u64, index: usize, exponent: u64, spread: u64| {
+        let z = mix(seed ^ mix(index as u64));
+        let exponent = if z >> 58 == 0 { 0 } else { (exponent + (z >> 40) % spread).min(254) };
+        let fraction = if exponent == 0 && spread < 12 { 0 } else { z & 0x7f };
+        bf16::from_bits(((z >> 20 & 1) << 15 | exponent << 7 | fraction) as u16)
+    };
+    let small = (40..=100).map(|exponent| (exponent, 142 - exponent)).chain((0..=14).map(|more| (60, 75 + more)));
+    let large = [(170, 170), (200, 140), (230, 110), (254, 60), (60, 254)];
+    for (x_exponent, w_exponent) in small.chain(large) {
+        for spread in [1, 3, 12] {
+            let seed = x_exponent + 1000 * w_exponent + spread;
+            let x: Vec<f32> = (0..rows * depth).map(|i| value(seed, i, x_exponent, spread).to_f32()).collect();
+            let scale: Vec<f32> = (0..outputs)
+                .map(|n| f32::from_bits((w_exponent << 23 | mix(!seed ^ n as u64) & 0x7f_ffff) as u32))
+                .collect();
+            let codes = codes(seed, (outputs, depth));
+            let codes = Block::new(codes.view()).unwrap();
+            equal_f32(rows * outputs, |level, out| level.scaled_outputs(&x, codes, &scale, out)).unwrap();
+            let w = Array2::from_shape_fn((depth, outputs), |(k, n)| value(!seed, k * outputs + n, w_exponent, spread));
+            let w = Block::new(w.view()).unwrap();
+            equal_f32(rows * outputs, |level, out| level.bf16_columns(&x, w, out)).unwrap();
         }
     }
 }

@@ -14,7 +14,7 @@ use super::aligned::Aligned;
 use super::avx2::prefetch;
 use super::avx512::{Avx512, Packed, ZERO, trees};
 use super::level::{Block, Kernels, inherited};
-use super::sum::LANES;
+use super::sum::{LANES, RUN, RUNS};
 
 /// AVX-512 with VNNI and VBMI.
 #[derive(Clone, Copy, Debug)]
@@ -51,37 +51,66 @@ impl Kernels for Vbmi {
 }
 
 /// Codes that are looked up together.
-const CODES: usize = 64;
+pub(super) const CODES: usize = 64;
 /// Pairs of outputs whose sums are in registers together.
 const PAIRS: usize = 6;
 /// Outputs whose weights are widened together.
 const OUTPUTS: usize = 2 * PAIRS;
 /// Activation rows whose sums are in registers together.
 const ROWS: usize = 4;
-/// Terms that are widened together.
-const TERMS: usize = 256;
+/// Terms that are widened together: two runs of every lane.
+const TERMS: usize = 2 * RUNS;
 /// Values of a step: eight terms of a pair of outputs.
 const STEP: usize = 2 * LANES;
 
 /// The BF16 weights of an output's positive codes, low bytes and high bytes. At 0 stands that of 128, whose low seven
 /// bits are zero; code 0 itself is not looked up.
-type Table = [[__m512i; 2]; 2];
+pub(super) type Table = [[__m512i; 2]; 2];
+
+/// The values of the codes of a [`Table`].
+const VALUES: [f32; 128] = {
+    let mut values = [128f32; 128];
+    let mut code = 1;
+    while code < 128 {
+        values[code] = code as f32;
+        code += 1;
+    }
+    values
+};
+
+/// Every second element of two registers, from `first` on.
+const fn every_second<const N: usize>(first: usize) -> [u8; N] {
+    let mut places = [0; N];
+    let mut at = 0;
+    while at < N {
+        places[at] = (2 * at + first) as u8;
+        at += 1;
+    }
+    places
+}
 
 /// The table of an output, of a scale that is finite and not negative.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-fn table(scale: f32) -> Table {
-    let mut weights = [0u32; 128];
-    for (index, weight) in (0i16..).zip(&mut weights) {
-        let bits = (f32::from(if index == 0 { 128 } else { index }) * scale).to_bits();
-        // To nearest, ties to even: no NaN is among them, and what overflows becomes infinite.
-        *weight = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+pub(super) fn table(scale: f32) -> Table {
+    let (scale, half) = (_mm512_set1_ps(scale), _mm512_set1_epi32(0x7fff));
+    let mut rounded = [half; 8];
+    for (rounded, values) in rounded.iter_mut().zip(VALUES.as_chunks::<16>().0) {
+        // SAFETY: sixteen values.
+        let bits = _mm512_castps_si512(_mm512_mul_ps(unsafe { _mm512_loadu_ps(values.as_ptr()) }, scale));
+        // To nearest, ties to even: no NaN is among them, and what overflows becomes infinite. The upper half counts.
+        let last = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        *rounded = _mm512_add_epi32(_mm512_add_epi32(bits, half), last);
     }
-    [0, 8].map(|shift| {
-        let bytes = weights.map(|weight| (weight >> shift) as u8);
-        // SAFETY: both halves of 128 bytes are read.
-        unsafe { [_mm512_loadu_si512(bytes.as_ptr().cast()), _mm512_loadu_si512(bytes[64..].as_ptr().cast())] }
-    })
+    // SAFETY: 32 bytes, and 64 each.
+    let (upper, low, high) = unsafe {
+        let upper = _mm256_loadu_si256(every_second::<32>(1).as_ptr().cast());
+        let bytes = [0, 1].map(|first| _mm512_loadu_si512(every_second::<CODES>(first).as_ptr().cast()));
+        (_mm512_cvtepu8_epi16(upper), bytes[0], bytes[1])
+    };
+    let words = |at: usize| _mm512_permutex2var_epi16(rounded[at], upper, rounded[at + 1]);
+    let words: [__m512i; 4] = from_fn(|at| words(2 * at));
+    [low, high].map(|places| from_fn(|at| _mm512_permutex2var_epi8(words[2 * at], places, words[2 * at + 1])))
 }
 
 /// Where each code has to stand so that, once bytes and words are spread to lanes of 32 bits, terms are in order.
@@ -99,7 +128,7 @@ const ORDER: [u8; CODES] = {
 /// The bytes of a table by the low seven bits of each index; zero where the mask has none.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-fn look_up(table: &[__m512i; 2], index: __m512i, some: __mmask64) -> __m512i {
+pub(super) fn look_up(table: &[__m512i; 2], index: __m512i, some: __mmask64) -> __m512i {
     let mut bytes = index;
     // The compiler makes three instructions of `_mm512_maskz_permutex2var_epi8`: a tenth of the time of `widen`.
     // SAFETY: registers only.
@@ -217,52 +246,40 @@ fn store(weights: [__m512i; 4], panel: *mut f32) {
     }
 }
 
-/// Adds the products of all pairs of outputs of the panel to the lanes of `R` activation rows.
+/// Adds the products of all pairs of outputs of the panel, those of a first and a second run, to the lanes of `R`
+/// activation rows. Terms after the last are products with zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
 fn dot_rows<const R: usize>(x: &[f32], terms: usize, panel: &[f32], out: &mut [__m512]) {
-    let (whole, rest, steps) = (terms / LANES, terms % LANES, terms.div_ceil(LANES));
+    let steps = terms.div_ceil(LANES);
     assert!(x.len() >= steps * R * LANES && steps * LANES <= TERMS && panel.len() == OUTPUTS * TERMS);
     let out = &mut out[..PAIRS * R];
     let (x, panel) = (x.as_ptr(), panel.as_ptr());
-    let weights = |step: usize| -> [__m512; PAIRS] {
-        let mut weights = [ZERO; PAIRS];
+    let mut first = [[ZERO; R]; PAIRS];
+    for run in 0..2 {
+        let mut acc = [[ZERO; R]; PAIRS];
+        for step in run * RUN..steps.min((run + 1) * RUN) {
+            let mut w = [ZERO; PAIRS];
+            for j in 0..PAIRS {
+                // SAFETY: a step of pair j, inside the panel by the assertion above.
+                w[j] = unsafe { _mm512_loadu_ps(panel.add(j * 2 * TERMS + step * STEP)) };
+            }
+            for r in 0..R {
+                // SAFETY: eight terms of row r, inside the slice by the assertion above.
+                let x = _mm512_broadcast_f32x8(unsafe { _mm256_loadu_ps(x.add((step * R + r) * LANES)) });
+                for j in 0..PAIRS {
+                    acc[j][r] = _mm512_fmadd_ps(x, w[j], acc[j][r]);
+                }
+            }
+        }
         for j in 0..PAIRS {
-            // SAFETY: a step of pair j, inside the panel by the assertion above.
-            weights[j] = unsafe { _mm512_loadu_ps(panel.add(j * 2 * TERMS + step * STEP)) };
-        }
-        weights
-    };
-    // SAFETY: eight terms of row r, inside the slice by the assertion above.
-    let activations = |step: usize, r: usize| unsafe { _mm256_loadu_ps(x.add((step * R + r) * LANES)) };
-    let mut acc = [[ZERO; R]; PAIRS];
-    for j in 0..PAIRS {
-        for r in 0..R {
-            acc[j][r] = out[j * R + r];
-        }
-    }
-    for step in 0..whole {
-        let w = weights(step);
-        for r in 0..R {
-            let x = _mm512_broadcast_f32x8(activations(step, r));
-            for j in 0..PAIRS {
-                acc[j][r] = _mm512_fmadd_ps(x, w[j], acc[j][r]);
+            for r in 0..R {
+                if run == 0 {
+                    first[j][r] = acc[j][r];
+                } else {
+                    out[j * R + r] = _mm512_add_ps(out[j * R + r], _mm512_add_ps(first[j][r], acc[j][r]));
+                }
             }
-        }
-    }
-    if rest > 0 {
-        // Lanes without a term keep their value: adding zero could turn -0 into +0.
-        let (w, mask) = (weights(whole), (1u16 << rest) - 1);
-        for r in 0..R {
-            let x = _mm512_broadcast_f32x8(activations(whole, r));
-            for j in 0..PAIRS {
-                acc[j][r] = _mm512_mask3_fmadd_ps(x, w[j], acc[j][r], mask | mask << LANES);
-            }
-        }
-    }
-    for j in 0..PAIRS {
-        for r in 0..R {
-            out[j * R + r] = acc[j][r];
         }
     }
 }
