@@ -138,7 +138,7 @@ macro_rules! detected {
 
 #[cfg(target_arch = "x86_64")]
 fn cpu_features() -> Vec<&'static str> {
-    detected!(is_x86_feature_detected: "sse4.1" "avx" "fma" "f16c" "avx2" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512vbmi" "avx512bf16" "avxvnni" "sha")
+    detected!(is_x86_feature_detected: "sse4.1" "avx" "fma" "f16c" "avx2" "avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512vnni" "avx512vbmi" "avx512bf16" "avxvnni" "sha")
 }
 
 #[cfg(target_arch = "aarch64")]
