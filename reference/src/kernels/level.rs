@@ -82,7 +82,8 @@ impl<'a, T> Block<'a, T> {
 /// The inner loops, each on one thread. Activations `x` are `[rows, K]`, at least one row, row-major without gaps;
 /// results are `[rows, N]`, row-major without gaps, and are overwritten. FP32 sums run in the canonical order
 /// ([`super::SumOrder::Canonical`]): a run of lane `k % 8` takes `fma(x[k], w[k], run)`. The fused step rounds once because the
-/// product of two BF16 values is exact. No lane is ever -0, so that products with zero may be added to any sum.
+/// product of two BF16 values is exact. A lane begins at +0 and so never becomes -0, whatever its runs are: a canonical sum
+/// may be filled up with products of zeros.
 pub trait Kernels: Send + Sync + fmt::Debug {
     /// The name that `doctor` prints and `--kernels` takes.
     fn name(&self) -> &'static str;

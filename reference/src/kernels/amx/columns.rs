@@ -28,7 +28,8 @@ pub(super) fn fits(w: Block<'_, bf16>) -> bool {
 /// which only reading all weights tells.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) -> bool {
-    if !are_bf16(x) {
+    let activations = Exponents::of(x);
+    if !are_bf16(x) || !activations.are_normal() {
         return false;
     }
     let (depth, width) = (w.rows(), w.width());
@@ -92,7 +93,7 @@ pub(super) fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) -> bool {
     let least = bits(least).into_iter().min().map_or(0, |least| least.saturating_add(1));
     let most = bits(most).into_iter().max().unwrap_or(0);
     let weights = Exponents { least: u32::from(least) >> 7, most: u32::from(most) >> 7 };
-    if !Exponents::of(x).add_alike(weights) {
+    if !activations.add_alike(weights) {
         return false;
     }
     for (strip, sums) in sums.chunks_exact(rows.len() * of_rows).enumerate() {

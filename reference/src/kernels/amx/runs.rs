@@ -39,15 +39,19 @@ impl Exponents {
         Self { least: least.saturating_add(1) >> 23, most: most >> 23 }
     }
 
+    /// Whether the values are normal numbers and zeros.
+    pub(super) fn are_normal(self) -> bool {
+        self.least > 0 && self.most < 255
+    }
+
     /// Whether tiles add the products of BF16 values of these sizes as FP32 instructions do. They take subnormal numbers for
     /// zero, so that no value, product or sum may be one: where every product is a multiple of 2^-126, every sum is. And
     /// nothing is to overflow.
     pub(super) fn add_alike(self, other: Self) -> bool {
-        let normal = self.least > 0 && other.least > 0 && self.most < 255 && other.most < 255;
         // Of the two exponents together, with eight bits of precision each.
         let no_underflow = self.least + other.least >= 2 * 127 + 2 * 7 - 126;
         let no_overflow = self.most + other.most < 2 * 127 + 96;
-        normal && no_underflow && no_overflow
+        self.are_normal() && other.are_normal() && no_underflow && no_overflow
     }
 }
 

@@ -25,8 +25,8 @@ pub(super) fn fits(w: Block<'_, i8>) -> bool {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn adds_alike(x: &[f32], scale: &[f32]) -> bool {
     let scales = Exponents::of(scale);
-    // The largest weight is 128 times its scale.
-    let weights = Exponents { most: scales.most + 7, ..scales };
+    // The largest weight is 128 times its scale, and rounding may carry.
+    let weights = Exponents { most: scales.most + 8, ..scales };
     scale.iter().all(|scale| scale.is_sign_positive()) && are_bf16(x) && Exponents::of(x).add_alike(weights)
 }
 
