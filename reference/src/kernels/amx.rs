@@ -141,6 +141,15 @@ impl Drop for Shapes {
     }
 }
 
+/// The lines of a tile in memory.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn lines_of<T: Pod>(tile: &[T]) -> [__m512i; SIDE] {
+    assert!(size_of_val(tile) == SIDE * LINE);
+    // SAFETY: sixteen lines, by the assertion.
+    std::array::from_fn(|line| unsafe { _mm512_loadu_si512(tile.as_ptr().byte_add(line * LINE).cast()) })
+}
+
 /// Sixteen by sixteen elements of four bytes, columns for rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]

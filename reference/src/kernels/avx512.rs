@@ -770,8 +770,8 @@ fn last_terms<T: Copy + Default>(
 }
 
 /// Adds a panel's products, those of a first and a second run, to the lanes of `R` activation rows and prefetches the
-/// lines `ahead`. `widen` is called for
-/// every whole eight terms one step before they are added, so that multiply-adds do not wait for it.
+/// lines `ahead`. `widen` is called for every whole eight terms one step before they are added, so that multiply-adds do
+/// not wait for it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn dot_block<const R: usize>(

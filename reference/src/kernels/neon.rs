@@ -20,7 +20,6 @@ const OUTPUTS: usize = 4;
 /// Columns of a strip, where the weights of a term lie side by side.
 const STRIP: usize = 16;
 /// Terms that all strips of a block take before the next ones are read: their weights stay in the first cache.
-/// A multiple of [`LANES`].
 const TERMS: usize = 128;
 
 /// The level that every 64-bit Arm CPU has. `None` without NEON.

@@ -81,14 +81,14 @@ impl SumOrder {
 pub(super) fn canonical(n: usize, add: impl Fn(f32, usize) -> f32) -> f32 {
     let run = |start: usize| {
         let mut lanes = [0f32; LANES];
-        let end = n.min(start + RUNS);
-        let whole = end - end.saturating_sub(start) % LANES;
+        let (start, end) = (n.min(start), n.min(start + RUNS));
+        let whole = end - (end - start) % LANES;
         for base in (start..whole).step_by(LANES) {
             for (lane, sum) in lanes.iter_mut().enumerate() {
                 *sum = add(*sum, base + lane);
             }
         }
-        for (i, sum) in (whole.max(start)..end).zip(&mut lanes) {
+        for (i, sum) in (whole..end).zip(&mut lanes) {
             *sum = add(*sum, i);
         }
         lanes

@@ -128,7 +128,7 @@ const ORDER: [u8; CODES] = {
 /// The bytes of a table by the low seven bits of each index; zero where the mask has none.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-pub(super) fn look_up(table: &[__m512i; 2], index: __m512i, some: __mmask64) -> __m512i {
+fn look_up(table: &[__m512i; 2], index: __m512i, some: __mmask64) -> __m512i {
     let mut bytes = index;
     // The compiler makes three instructions of `_mm512_maskz_permutex2var_epi8`: a tenth of the time of `widen`.
     // SAFETY: registers only.
@@ -143,17 +143,24 @@ pub(super) fn look_up(table: &[__m512i; 2], index: __m512i, some: __mmask64) -> 
     bytes
 }
 
-/// The weights of `codes`, widened: sixteen terms a register.
+/// The BF16 weights of `codes`: of the lower eight codes of each quarter, and of the upper ones.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-fn widen(codes: __m512i, order: __m512i, [low, high]: &Table) -> [__m512i; 4] {
-    let (sign, odd) = (_mm512_set1_epi8(-128), _mm512_set1_epi32(-65536));
-    let codes = _mm512_permutexvar_epi8(order, codes);
+pub(super) fn weights(codes: __m512i, [low, high]: &Table) -> [__m512i; 2] {
+    let sign = _mm512_set1_epi8(-128);
     let (index, some) = (_mm512_abs_epi8(codes), _mm512_test_epi8_mask(codes, codes));
     let (low, high) = (look_up(low, index, some), look_up(high, index, some));
     // high | (codes & sign)
     let high = _mm512_ternarylogic_epi32::<0b1111_1000>(high, codes, sign);
-    let (first, last) = (_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high));
+    [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
+}
+
+/// The weights of `codes`, widened: sixteen terms a register.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
+fn widen(codes: __m512i, order: __m512i, table: &Table) -> [__m512i; 4] {
+    let odd = _mm512_set1_epi32(-65536);
+    let [first, last] = weights(_mm512_permutexvar_epi8(order, codes), table);
     [
         _mm512_slli_epi32::<16>(first),
         _mm512_and_si512(first, odd),

@@ -1,6 +1,6 @@
-//! BF16 products on tiles with weights that lie term by term, as [`super::runs`] says. Rows are
-//! staged, two runs of every lane together; a strip of columns at a time, two rows are interleaved into lines of a tile,
-//! and sums go from memory to tiles and back. The rows that come next are prefetched meanwhile.
+//! BF16 products on tiles with weights that lie term by term, as [`super::runs`] says. Rows are staged, two runs of every
+//! lane together; a strip of columns at a time, two rows are interleaved into lines of a tile, and sums go from memory to
+//! tiles and back. The rows that come next are prefetched meanwhile.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -11,8 +11,8 @@ use super::super::aligned::Aligned;
 use super::super::avx512::{Ahead, Stage};
 use super::super::level::Block;
 use super::super::sum::{LANES, RUNS};
-use super::runs::{Exponents, GROUP, TILE, TILES, TOGETHER, are_bf16, pack};
-use super::{LINE, SIDE, SUMS, Shapes, transposed};
+use super::runs::{Exponents, GROUP, TILE, TILES, TOGETHER, are_bf16, pack, tree};
+use super::{LINE, SIDE, SUMS, Shapes, lines_of, transposed};
 
 /// Columns of a strip: a line of each row.
 const COLUMNS: usize = LINE / size_of::<bf16>();
@@ -99,7 +99,13 @@ pub(super) fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) -> bool {
     for (strip, sums) in sums.chunks_exact(rows.len() * of_rows).enumerate() {
         for (sums, out) in sums.chunks_exact(of_rows).zip(out.chunks_mut(SIDE * width)) {
             for (row, out) in out.chunks_exact_mut(width).enumerate() {
-                let halves = [0, 1].map(|half| tree(&sums[half * SUMS + row * SIDE..]));
+                let halves = [0, 1].map(|half| {
+                    let mut values = [0f32; SIDE];
+                    let sums = tree(&sums[half * SUMS + row * SIDE..], HALVES * SUMS);
+                    // SAFETY: sixteen sums.
+                    unsafe { _mm512_storeu_ps(values.as_mut_ptr(), sums) };
+                    values
+                });
                 for (four, out) in out[strip * COLUMNS..].chunks_mut(4).take(COLUMNS / 4).enumerate() {
                     // In each quarter of its lines, a tile holds its four of eight columns.
                     out.copy_from_slice(&halves[four % 2][four / 2 * 4..][..out.len()]);
@@ -114,32 +120,12 @@ pub(super) fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) -> bool {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn turned(mut packed: Aligned<u32>) -> Aligned<u32> {
     for tile in packed.chunks_exact_mut(TILE) {
-        let mut lines = [_mm512_setzero_si512(); SIDE];
-        for (line, tile) in lines.iter_mut().zip(tile.chunks_exact(SIDE)) {
+        for (line, tile) in transposed(lines_of(tile)).into_iter().zip(tile.chunks_exact_mut(SIDE)) {
             // SAFETY: sixteen pairs.
-            *line = unsafe { _mm512_loadu_si512(tile.as_ptr().cast()) };
-        }
-        for (line, tile) in transposed(lines).into_iter().zip(tile.chunks_exact_mut(SIDE)) {
-            // SAFETY: as above.
             unsafe { _mm512_storeu_si512(tile.as_mut_ptr().cast(), line) };
         }
     }
     packed
-}
-
-/// The tree of adjacent pairs over a row's lanes, for sixteen columns.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn tree(sums: &[f32]) -> [f32; SIDE] {
-    assert!(sums.len() >= (LANES - 1) * HALVES * SUMS + SIDE);
-    // SAFETY: sixteen sums, inside by the assertion.
-    let lane = |lane: usize| unsafe { _mm512_loadu_ps(sums.as_ptr().add(lane * HALVES * SUMS)) };
-    let two = |at: usize| _mm512_add_ps(lane(at), lane(at + 1));
-    let four = |at: usize| _mm512_add_ps(two(at), two(at + 2));
-    let mut out = [0f32; SIDE];
-    // SAFETY: sixteen sums.
-    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), _mm512_add_ps(four(0), four(4))) };
-    out
 }
 
 /// Adds the products of sixteen activation rows with the strip in the panel to the sums of four lanes: two runs of each.

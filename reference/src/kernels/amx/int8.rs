@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use super::super::aligned::Aligned;
 use super::super::avx2::prefetch;
 use super::super::level::Block;
-use super::{LINE, SIDE, SUMS, Shapes, store_turned, transposed};
+use super::{LINE, SIDE, SUMS, Shapes, lines_of, store_turned, transposed};
 
 /// Terms of a tile.
 const TERMS: usize = LINE;
@@ -93,12 +93,7 @@ impl Packed {
 /// Stores a tile's sums, output by output, as `first..first + 16` of each row of `out`, `outputs` long.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn store(sums: &[i32], out: &mut [i32], outputs: usize, first: usize) {
-    let mut lines = [_mm512_setzero_si512(); SIDE];
-    for (line, sums) in lines.iter_mut().zip(sums.chunks_exact(SIDE)) {
-        // SAFETY: sixteen sums.
-        *line = unsafe { _mm512_loadu_si512(sums.as_ptr().cast()) };
-    }
-    store_turned(lines, out, outputs, first);
+    store_turned(lines_of(sums), out, outputs, first);
 }
 
 /// Prefetches the weights of the first tile of outputs.

@@ -12,7 +12,7 @@ use super::{SIDE, transposed};
 /// Terms of two runs of every lane.
 pub(super) const GROUP: usize = 2 * RUNS;
 /// Pairs of terms in a tile: sixteen of one lane for each of sixteen outputs, or of sixteen rows.
-pub(super) const TILE: usize = SIDE * SIDE;
+pub(super) const TILE: usize = SIDE * RUN;
 const _: () = assert!(RUN == SIDE);
 /// Lanes whose sums are in tiles together.
 pub(super) const TOGETHER: usize = 4;
@@ -88,4 +88,16 @@ pub(super) fn pack(x: &[f32], depth: usize) -> Aligned<u32> {
         }
     }
     out
+}
+
+/// The lanes of sixteen sums, the next lane's `stride` further, added in adjacent pairs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn tree(sums: &[f32], stride: usize) -> __m512 {
+    assert!(sums.len() >= (LANES - 1) * stride + SIDE);
+    // SAFETY: sixteen sums, inside by the assertion.
+    let lane = |lane: usize| unsafe { _mm512_loadu_ps(sums.as_ptr().add(lane * stride)) };
+    let two = |at: usize| _mm512_add_ps(lane(at), lane(at + 1));
+    let four = |at: usize| _mm512_add_ps(two(at), two(at + 2));
+    _mm512_add_ps(four(0), four(4))
 }

@@ -11,8 +11,8 @@ use super::super::aligned::Aligned;
 use super::super::avx2::prefetch;
 use super::super::level::Block;
 use super::super::sum::{LANES, RUNS};
-use super::super::vbmi::{CODES, Table, look_up, table};
-use super::runs::{Exponents, GROUP, TILE, TILES, TOGETHER, are_bf16, pack};
+use super::super::vbmi::{CODES, Table, table, weights};
+use super::runs::{Exponents, GROUP, TILE, TILES, TOGETHER, are_bf16, pack, tree};
 use super::{LINE, SIDE, SUMS, Shapes, store_turned};
 
 /// Whether these kernels take weights of this shape.
@@ -103,9 +103,8 @@ const ORDER: [[u8; CODES]; 2] = {
 /// The weights of a group of an output's codes, as its line in the tiles of four lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi")]
-fn widen(codes: &[i8; GROUP], order: __m512i, [low, high]: &Table, panel: &mut [u32]) {
+fn widen(codes: &[i8; GROUP], order: __m512i, table: &Table, panel: &mut [u32]) {
     assert!(panel.len() >= (TOGETHER - 1) * TILE + SIDE);
-    let sign = _mm512_set1_epi8(-128);
     // Eight pairs of each lane at a time.
     for part in 0..2 {
         // SAFETY: 64 codes each.
@@ -113,12 +112,7 @@ fn widen(codes: &[i8; GROUP], order: __m512i, [low, high]: &Table, panel: &mut [
             let codes = codes.as_ptr().add(part * CODES);
             (_mm512_loadu_si512(codes.cast()), _mm512_loadu_si512(codes.add(RUNS).cast()))
         };
-        let codes = _mm512_permutex2var_epi8(one, order, two);
-        let (index, some) = (_mm512_abs_epi8(codes), _mm512_test_epi8_mask(codes, codes));
-        let (low, high) = (look_up(low, index, some), look_up(high, index, some));
-        // high | (codes & sign)
-        let high = _mm512_ternarylogic_epi32::<0b1111_1000>(high, codes, sign);
-        let registers = [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)];
+        let registers = weights(_mm512_permutex2var_epi8(one, order, two), table);
         for (register, pairs) in registers.into_iter().enumerate() {
             // SAFETY: eight pairs each, inside the panel by the assertion above.
             unsafe {
@@ -188,14 +182,9 @@ impl<'a> Lanes<'a> {
 /// `outputs` long.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn store(sums: &[f32], out: &mut [f32], outputs: usize, first: usize) {
-    assert!(sums.len() == LANES * SUMS);
     let mut lines = [_mm512_setzero_si512(); SIDE];
     for (n, line) in lines.iter_mut().enumerate() {
-        // SAFETY: sixteen sums, inside by the assertion.
-        let lane = |lane: usize| unsafe { _mm512_loadu_ps(sums.as_ptr().add(lane * SUMS + n * SIDE)) };
-        let two = |at: usize| _mm512_add_ps(lane(at), lane(at + 1));
-        let four = |at: usize| _mm512_add_ps(two(at), two(at + 2));
-        *line = _mm512_castps_si512(_mm512_add_ps(four(0), four(4)));
+        *line = _mm512_castps_si512(tree(&sums[n * SIDE..], SUMS));
     }
     store_turned(lines, out, outputs, first);
 }
