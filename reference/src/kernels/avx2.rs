@@ -13,9 +13,10 @@ use std::ops::Range;
 use half::bf16;
 
 use super::aligned::Aligned;
-use super::level::{Block, Kernels};
+use super::level::{Block, Kernels, ValueTile, Weighted};
 use super::plain::Plain;
 use super::sum::{LANES, RUN, RUNS};
+use super::upcoming::Upcoming;
 
 /// AVX2 with FMA.
 #[derive(Clone, Copy, Debug)]
@@ -66,14 +67,14 @@ impl Kernels for Avx2 {
         unsafe { dots(x, w.width(), w.rows(), |n| Source::Scaled(w.row(n), scale[n]), out) }
     }
 
-    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
         // SAFETY: as above.
-        unsafe { scores(q, keys, out) }
+        unsafe { scores(q, keys, upcoming, out) }
     }
 
-    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
+    fn weighted(&self, values: Weighted<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
         // SAFETY: as above.
-        unsafe { weighted(p, values, out) }
+        unsafe { weighted(values, upcoming, out) }
     }
 
     fn i8_burst(&self, steps: u64) -> u64 {
@@ -598,16 +599,19 @@ fn column_block<const R: usize>(
 
 /// [`Kernels::scores`]: two keys are widened on the way and meet up to five queries each.
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn scores(q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+pub(super) fn scores(q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
     let Some(dim) = keys.first().map(|key| key.len()).filter(|&dim| dim > 0) else { return out.fill(0.0) };
     if dim > RUNS {
         // More than the one run of a lane that these loops add.
-        return Plain.scores(q, keys, out);
+        return Plain.scores(q, keys, upcoming, out);
     }
     assert!(keys.iter().all(|key| key.len() == dim));
     let tokens = keys.len();
-    for (q, out) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)) {
+    for (group, (q, out)) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)).enumerate() {
         for (pair, token) in keys.chunks(2).zip((0..tokens).step_by(2)) {
+            if group == 0 && token % 4 == 0 {
+                upcoming.fetch(3);
+            }
             // An odd key meets itself and is stored once.
             let pair = [pair[0], pair[pair.len() - 1]];
             match q.len() / dim {
@@ -662,51 +666,64 @@ fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 2], token: usize, toke
 
 /// [`Kernels::weighted`]: sixteen columns of the values at a time, up to five rows of weights each.
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn weighted(p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-    let Some(dim) = values.first().map(|value| value.len()).filter(|&dim| dim > 0) else { return out.fill(0.0) };
-    assert!(values.iter().all(|value| value.len() == dim));
-    let tokens = values.len();
-    for (p, out) in p.chunks(5 * tokens).zip(out.chunks_mut(5 * dim)) {
-        let whole = dim - dim % 16;
-        for d in (0..whole).step_by(16) {
-            match p.len() / tokens {
-                1 => weighted_block::<1>(p, values, d, out),
-                2 => weighted_block::<2>(p, values, d, out),
-                3 => weighted_block::<3>(p, values, d, out),
-                4 => weighted_block::<4>(p, values, d, out),
-                _ => weighted_block::<5>(p, values, d, out),
-            }
-        }
-        for (p, out) in p.chunks_exact(tokens).zip(out.chunks_exact_mut(dim)) {
-            for d in whole..dim {
-                out[d] = p.iter().zip(values).fold(0.0, |sum, (p, value)| p.mul_add(value[d].to_f32(), sum));
+pub(super) fn weighted(values: Weighted<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
+    let dim = values.dim();
+    if dim == 0 {
+        return;
+    }
+    for tile in values.tiles() {
+        for (index, (rows, out)) in tile.groups(5).zip(out.chunks_mut(5 * dim)).enumerate() {
+            // The first group's turn is the time to prefetch.
+            let upcoming = if index == 0 { &mut *upcoming } else { &mut Upcoming::none() };
+            match rows.factors.len() {
+                1 => weighted_rows::<1>(rows, upcoming, out),
+                2 => weighted_rows::<2>(rows, upcoming, out),
+                3 => weighted_rows::<3>(rows, upcoming, out),
+                4 => weighted_rows::<4>(rows, upcoming, out),
+                _ => weighted_rows::<5>(rows, upcoming, out),
             }
         }
     }
 }
 
-/// Sixteen columns from `d` on, of `R` rows of weights.
+/// `R` rows of weights and all columns, sixteen at a time and the last plainly.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn weighted_block<const R: usize>(p: &[f32], values: &[&[bf16]], d: usize, out: &mut [f32]) {
-    let (dim, tokens) = (values[0].len(), values.len());
-    assert!(p.len() >= R * tokens && out.len() >= R * dim && values.iter().all(|value| value.len() >= d + 16));
-    let mut acc = [[_mm256_setzero_ps(); 2]; R];
-    for (t, value) in values.iter().enumerate() {
-        // SAFETY: sixteen values from d on, and the weight of row r and token t, inside by the assertion above.
-        unsafe {
-            let v = [widen_eight(value.as_ptr().add(d)), widen_eight(value.as_ptr().add(d + 8))];
-            for r in 0..R {
-                let p = _mm256_broadcast_ss(&*p.as_ptr().add(r * tokens + t));
-                acc[r] = [_mm256_fmadd_ps(p, v[0], acc[r][0]), _mm256_fmadd_ps(p, v[1], acc[r][1])];
+fn weighted_rows<const R: usize>(tile: ValueTile<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
+    let ValueTile { p, stride, factors, values } = tile;
+    let dim = values[0].len();
+    assert!(p.len() >= (R - 1) * stride + values.len() && out.len() >= R * dim);
+    assert!(values.iter().all(|value| value.len() == dim));
+    let whole = dim - dim % 16;
+    for d in (0..whole).step_by(16) {
+        upcoming.fetch(3 * values.len() / 4 * 16 / dim);
+        let mut acc = [[_mm256_setzero_ps(); 2]; R];
+        for (t, value) in values.iter().enumerate() {
+            // SAFETY: sixteen values from d on, and the weight of row r and token t, inside by the assertions above.
+            unsafe {
+                let v = [widen_eight(value.as_ptr().add(d)), widen_eight(value.as_ptr().add(d + 8))];
+                for r in 0..R {
+                    let p = _mm256_broadcast_ss(&*p.as_ptr().add(r * stride + t));
+                    acc[r] = [_mm256_fmadd_ps(p, v[0], acc[r][0]), _mm256_fmadd_ps(p, v[1], acc[r][1])];
+                }
+            }
+        }
+        for r in 0..R {
+            let [a, c] = factors[r].map(|factor| _mm256_set1_ps(factor));
+            for half in 0..2 {
+                // SAFETY: eight columns of row r, inside by the assertion above.
+                unsafe {
+                    let out = out.as_mut_ptr().add(r * dim + d + 8 * half);
+                    let sum = _mm256_mul_ps(acc[r][half], c);
+                    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_mul_ps(_mm256_loadu_ps(out), a), sum));
+                }
             }
         }
     }
-    for r in 0..R {
-        // SAFETY: sixteen columns of row r, inside by the assertion above.
-        unsafe {
-            _mm256_storeu_ps(out.as_mut_ptr().add(r * dim + d), acc[r][0]);
-            _mm256_storeu_ps(out.as_mut_ptr().add(r * dim + d + 8), acc[r][1]);
+    for ((p, [a, c]), out) in p.chunks(stride).zip(factors).zip(out.chunks_exact_mut(dim)) {
+        for d in whole..dim {
+            let sum = p.iter().zip(values).fold(0.0, |sum, (p, value)| p.mul_add(value[d].to_f32(), sum));
+            out[d] = out[d] * a + sum * c;
         }
     }
 }

@@ -15,9 +15,10 @@ use half::bf16;
 
 use super::aligned::Aligned;
 use super::avx2::{self, prefetch};
-use super::level::{Block, Kernels};
+use super::level::{Block, Kernels, ValueTile, Weighted};
 use super::plain::Plain;
 use super::sum::{LANES, RUN, RUNS};
+use super::upcoming::Upcoming;
 
 /// AVX-512 with VNNI.
 #[derive(Clone, Copy, Debug)]
@@ -75,22 +76,22 @@ impl Kernels for Avx512 {
         unsafe { dots(x, w.width(), w.rows(), |n| Source::Scaled(w.row(n), scale[n]), out) }
     }
 
-    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
         if keys.first().is_none_or(|key| key.len() % LANES != 0 || key.len() > RUNS) {
             // SAFETY: a CPU with AVX-512 has AVX2 and FMA.
-            return unsafe { avx2::scores(q, keys, out) };
+            return unsafe { avx2::scores(q, keys, upcoming, out) };
         }
         // SAFETY: as above.
-        unsafe { scores(q, keys, out) }
+        unsafe { scores(q, keys, upcoming, out) }
     }
 
-    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-        if values.first().is_none_or(|value| value.len() % 32 != 0) {
+    fn weighted(&self, values: Weighted<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
+        if values.dim() == 0 || !values.dim().is_multiple_of(COLUMNS) {
             // SAFETY: a CPU with AVX-512 has AVX2 and FMA.
-            return unsafe { avx2::weighted(p, values, out) };
+            return unsafe { avx2::weighted(values, upcoming, out) };
         }
         // SAFETY: as above.
-        unsafe { weighted(p, values, out) }
+        unsafe { weighted(values, upcoming, out) }
     }
 
     fn i8_burst(&self, steps: u64) -> u64 {
@@ -950,19 +951,17 @@ fn column_block<const R: usize>(
 }
 
 /// [`Kernels::scores`] for keys of whole lanes: four keys are widened on the way, two a register, and meet up to five
-/// queries each. The rows that follow the tile, which within a page are those of the next one, are prefetched meanwhile.
+/// queries each.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn scores(q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+fn scores(q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
     let (dim, tokens) = (keys[0].len(), keys.len());
     for (group, (q, out)) in q.chunks(5 * dim).zip(out.chunks_mut(5 * tokens)).enumerate() {
         for (four, token) in keys.chunks(4).zip((0..tokens).step_by(4)) {
             if group == 0 {
-                for line in four.iter().flat_map(|key| key.chunks(32)) {
-                    prefetch(line.as_ptr().wrapping_add(tokens * dim));
-                }
+                upcoming.fetch(3);
             }
             // Missing keys are the last once more, and not stored.
-            let four = from_fn(|j| four[j.min(four.len() - 1)]);
+            let four = four.first_chunk().copied().unwrap_or_else(|| from_fn(|j| four[j.min(four.len() - 1)]));
             match q.len() / dim {
                 1 => score_block::<1>(q, four, token, tokens, out),
                 2 => score_block::<2>(q, four, token, tokens, out),
@@ -998,64 +997,90 @@ fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 4], token: usize, toke
             acc[r] = [_mm512_fmadd_ps(q, k[0], acc[r][0]), _mm512_fmadd_ps(q, k[1], acc[r][1])];
         }
     }
-    for r in 0..R {
-        let (ab, cd) = (trees(acc[r][0]), trees(acc[r][1]));
-        for (out, sum) in out[r * tokens..(r + 1) * tokens][token..].iter_mut().zip([ab[0], ab[1], cd[0], cd[1]]) {
-            // A run of -0 makes a lane +0.
-            *out = sum + 0.0;
+    for r in (0..R).step_by(2) {
+        // Two queries at a time, or the last one twice. A run of -0 makes a lane +0.
+        let sums = _mm512_add_ps(key_trees(acc[r], acc[(r + 1).min(R - 1)]), ZERO);
+        let sums = [_mm512_castps512_ps128(sums), _mm512_extractf32x4_ps::<1>(sums)];
+        for (out, sums) in out[r * tokens..].chunks_mut(tokens).take((R - r).min(2)).zip(sums) {
+            let mask = 0b1111 >> (4 - (tokens - token).min(4));
+            // SAFETY: the mask leaves the scores of keys.
+            unsafe { _mm_mask_storeu_ps(out[token..].as_mut_ptr(), mask, sums) };
         }
     }
 }
 
-/// [`Kernels::weighted`] for values of whole blocks: 32 columns at a time, up to five rows of weights each. Prefetches
-/// as [`scores`] does.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn weighted(p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-    let (dim, tokens) = (values[0].len(), values.len());
-    for (group, (p, out)) in p.chunks(5 * tokens).zip(out.chunks_mut(5 * dim)).enumerate() {
-        for d in (0..dim).step_by(32) {
-            if group == 0 {
-                for value in values {
-                    prefetch(value.as_ptr().wrapping_add(tokens * dim + d));
-                }
-            }
-            match p.len() / tokens {
-                1 => weighted_block::<1>(p, values, d, out),
-                2 => weighted_block::<2>(p, values, d, out),
-                3 => weighted_block::<3>(p, values, d, out),
-                4 => weighted_block::<4>(p, values, d, out),
-                _ => weighted_block::<5>(p, values, d, out),
-            }
-        }
-    }
-}
-
-/// Columns `d..d + 32` of `R` rows of weights.
+/// The lanes of the scores of two queries and four keys, two keys a register, added in adjacent pairs: four sums of the
+/// one query, then four of the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn weighted_block<const R: usize>(p: &[f32], values: &[&[bf16]], d: usize, out: &mut [f32]) {
-    let (dim, tokens) = (values[0].len(), values.len());
-    assert!(p.len() >= R * tokens && out.len() >= R * dim && values.iter().all(|value| value.len() >= d + 32));
-    let mut acc = [[ZERO; 2]; R];
-    for (t, value) in values.iter().enumerate() {
-        // SAFETY: 32 values from d on, inside by the assertion above.
-        let (low, high) = unsafe {
-            let at = value.as_ptr().add(d);
-            (_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(16).cast()))
-        };
-        let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(low)));
-        let high = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high)));
-        for r in 0..R {
-            // SAFETY: the weight of row r and token t, inside by the assertion above.
-            let p = _mm512_set1_ps(unsafe { *p.as_ptr().add(r * tokens + t) });
-            acc[r] = [_mm512_fmadd_ps(p, low, acc[r][0]), _mm512_fmadd_ps(p, high, acc[r][1])];
+fn key_trees(one: [__m512; 2], other: [__m512; 2]) -> __m512 {
+    // Pairs of neighbours of two registers, in quarters: first those of the one, then those of the other.
+    let pairs = |[a, b]: [__m512; 2]| {
+        _mm512_add_ps(_mm512_shuffle_ps::<0b10_00_10_00>(a, b), _mm512_shuffle_ps::<0b11_01_11_01>(a, b))
+    };
+    let fours = pairs([pairs(one), pairs(other)]);
+    let eights = _mm512_add_ps(fours, _mm512_shuffle_f32x4::<0b10_11_00_01>(fours, fours));
+    // The first quarter has keys 0 and 2 of either query, the third keys 1 and 3.
+    _mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0), eights)
+}
+
+/// Columns of values that meet a row of weights together.
+const COLUMNS: usize = 64;
+
+/// [`Kernels::weighted`] for values of whole blocks of [`COLUMNS`]: up to five rows of weights at a time.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn weighted(values: Weighted<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
+    let dim = values.dim();
+    for tile in values.tiles() {
+        for (index, (rows, out)) in tile.groups(5).zip(out.chunks_mut(5 * dim)).enumerate() {
+            // The first group's turn is the time to prefetch.
+            let upcoming = if index == 0 { &mut *upcoming } else { &mut Upcoming::none() };
+            match rows.factors.len() {
+                1 => weighted_rows::<1>(rows, upcoming, out),
+                2 => weighted_rows::<2>(rows, upcoming, out),
+                3 => weighted_rows::<3>(rows, upcoming, out),
+                4 => weighted_rows::<4>(rows, upcoming, out),
+                _ => weighted_rows::<5>(rows, upcoming, out),
+            }
         }
     }
-    for r in 0..R {
-        // SAFETY: 32 columns of row r, inside by the assertion above.
-        unsafe {
-            _mm512_storeu_ps(out.as_mut_ptr().add(r * dim + d), acc[r][0]);
-            _mm512_storeu_ps(out.as_mut_ptr().add(r * dim + d + 16), acc[r][1]);
+}
+
+/// `R` rows of weights and all columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn weighted_rows<const R: usize>(tile: ValueTile<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
+    let ValueTile { p, stride, factors, values } = tile;
+    let dim = values[0].len();
+    assert!(p.len() >= (R - 1) * stride + values.len() && out.len() >= R * dim);
+    assert!(values.iter().all(|value| value.len() == dim) && dim.is_multiple_of(COLUMNS));
+    for d in (0..dim).step_by(COLUMNS) {
+        upcoming.fetch(3 * values.len() / 4 * COLUMNS / dim);
+        let mut acc = [[ZERO; COLUMNS / 16]; R];
+        for (t, value) in values.iter().enumerate() {
+            let v: [__m512; COLUMNS / 16] = from_fn(|part| {
+                // SAFETY: sixteen of the values from d on, inside by the assertion above.
+                let sixteen = unsafe { _mm256_loadu_si256(value.as_ptr().add(d + 16 * part).cast()) };
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(sixteen)))
+            });
+            for r in 0..R {
+                // SAFETY: the weight of row r and token t, inside by the assertion above.
+                let p = _mm512_set1_ps(unsafe { *p.as_ptr().add(r * stride + t) });
+                acc[r] = from_fn(|part| _mm512_fmadd_ps(p, v[part], acc[r][part]));
+            }
+        }
+        for r in 0..R {
+            let [a, c] = factors[r].map(|factor| _mm512_set1_ps(factor));
+            for (part, sums) in acc[r].into_iter().enumerate() {
+                // SAFETY: sixteen columns of row r, inside by the assertion above.
+                unsafe {
+                    let out = out.as_mut_ptr().add(r * dim + d + 16 * part);
+                    _mm512_storeu_ps(
+                        out,
+                        _mm512_add_ps(_mm512_mul_ps(_mm512_loadu_ps(out), a), _mm512_mul_ps(sums, c)),
+                    );
+                }
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use ndarray::{ArrayView2, Axis, s};
 use thiserror::Error;
 
 use super::plain::Plain;
+use super::upcoming::Upcoming;
 
 /// A matrix whose rows are each contiguous: what the inner loops read weights from.
 #[derive(Clone, Copy, Debug)]
@@ -107,13 +108,13 @@ pub trait Kernels: Send + Sync + fmt::Debug {
     /// `BF16_RNE(f32(code) * scale[n])` (`docs/numerics.md`, Tensors, `w_down`).
     fn scaled_outputs(&self, x: &[f32], w: Block<'_, i8>, scale: &[f32], out: &mut [f32]);
 
-    /// `q . k` of every query and key of an attention tile: `q` is `[G, D]`, `keys` are `T` rows of `D`; `out` is
-    /// `[G, T]`, canonical order over `D`, not scaled.
-    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]);
+    /// `q . k` of every query and key of attention: `q` is `[G, D]`, `keys` are `T` rows of `D`; `out` is `[G, T]`,
+    /// canonical order over `D`, not scaled. Prefetches meanwhile, three rows for four keys.
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]);
 
-    /// `p @ v` of an attention tile: `p` is `[G, T]`, `values` are `T` rows of `D`; `out` is `[G, D]`. Tokens are added
-    /// in order into one accumulator that starts at +0.
-    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]);
+    /// `o = o*a + (p @ v)*c` of attention tiles in turn; `o` is `out`, `[G, D]`. The tokens of a tile are added in order into
+    /// one accumulator that starts at +0. Prefetches meanwhile, three rows for four values.
+    fn weighted(&self, values: Weighted<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]);
 
     /// Repeats the best INT8 multiply-add sequence this level has, on registers, `steps` times; returns how many
     /// multiply-adds that were. What a benchmark takes for the arithmetic's own limit.
@@ -121,6 +122,56 @@ pub trait Kernels: Send + Sync + fmt::Debug {
 
     /// The same for FP32 fused multiply-adds.
     fn f32_burst(&self, steps: u64) -> u64;
+}
+
+/// Values of attention and what they are weighted with.
+#[derive(Clone, Copy, Debug)]
+pub struct Weighted<'a> {
+    /// Weights `p`, `[G, T]`.
+    pub p: &'a [f32],
+    /// `a` and `c` of each tile, `[tiles, G]`.
+    pub factors: &'a [[f32; 2]],
+    /// `T` rows of `D`.
+    pub values: &'a [&'a [bf16]],
+    /// Tokens of a tile; the last has what is left.
+    pub tile: usize,
+}
+
+impl<'a> Weighted<'a> {
+    /// Length of a value.
+    pub(super) fn dim(&self) -> usize {
+        self.values.first().map_or(0, |value| value.len())
+    }
+
+    /// The tiles in turn.
+    pub(super) fn tiles(self) -> impl Iterator<Item = ValueTile<'a>> {
+        let Self { p, factors, values, tile } = self;
+        let stride = values.len();
+        let group = p.len() / stride.max(1);
+        let tiles = values.chunks(tile).zip(factors.chunks_exact(group.max(1)));
+        tiles.enumerate().map(move |(i, (values, factors))| ValueTile { p: &p[i * tile..], stride, factors, values })
+    }
+}
+
+/// A tile of [`Weighted`].
+#[derive(Clone, Copy)]
+pub(super) struct ValueTile<'a> {
+    /// From the weight of the first row and the tile's first token on.
+    pub(super) p: &'a [f32],
+    /// From a row's weights to those of the next.
+    pub(super) stride: usize,
+    /// Of each row.
+    pub(super) factors: &'a [[f32; 2]],
+    /// At least one.
+    pub(super) values: &'a [&'a [bf16]],
+}
+
+impl ValueTile<'_> {
+    /// Up to `count` rows of weights each.
+    pub(super) fn groups(self, count: usize) -> impl Iterator<Item = Self> {
+        let groups = self.p.chunks(count * self.stride).zip(self.factors.chunks(count));
+        groups.map(move |(p, factors)| Self { p, factors, ..self })
+    }
 }
 
 /// Methods of [`Kernels`] as they are in the level that a level builds on, its field `0`.
@@ -152,13 +203,18 @@ macro_rules! inherited {
         }
     };
     (@ scores) => {
-        fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
-            self.0.scores(q, keys, out);
+        fn scores(&self, q: &[f32], keys: &[&[bf16]], upcoming: &mut crate::kernels::Upcoming<'_>, out: &mut [f32]) {
+            self.0.scores(q, keys, upcoming, out);
         }
     };
     (@ weighted) => {
-        fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-            self.0.weighted(p, values, out);
+        fn weighted(
+            &self,
+            values: crate::kernels::Weighted<'_>,
+            upcoming: &mut crate::kernels::Upcoming<'_>,
+            out: &mut [f32],
+        ) {
+            self.0.weighted(values, upcoming, out);
         }
     };
     (@ i8_burst) => {

@@ -21,10 +21,12 @@ mod plain;
 pub mod sum;
 #[cfg(test)]
 mod tests;
+mod upcoming;
 #[cfg(target_arch = "x86_64")]
 mod vbmi;
 
-pub use level::{Block, Kernels, LevelError, choose, kernels, levels};
+pub use level::{Block, Kernels, LevelError, Weighted, choose, kernels, levels};
 pub use matmul::{distinct_rows, exact_bf16_product, matmul_bf16, matmul_down, matmul_i8, matmul_i8_into};
 pub use plain::Plain;
 pub use sum::SumOrder;
+pub use upcoming::Upcoming;

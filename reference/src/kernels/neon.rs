@@ -11,8 +11,9 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::level::{Block, Kernels};
+use super::level::{Block, Kernels, ValueTile, Weighted};
 use super::sum::{LANES, RUNS};
+use super::upcoming::Upcoming;
 use crate::rounding::{BF16_NAN, Rounding, to_bf16};
 
 /// Outputs of a tile, where the weights of an output lie side by side.
@@ -750,16 +751,24 @@ impl<I: Int8> Kernels for Level<I> {
         }
     }
 
-    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], _: &mut Upcoming<'_>, out: &mut [f32]) {
         let dim = keys.first().map_or(0, |key| key.len());
         by_outputs(Bf16(self.0.into()), q, dim, |t| keys[t], 0..keys.len(), keys.len(), out);
     }
 
-    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-        let dim = values.first().map_or(0, |value| value.len());
-        out.fill(0.0);
-        let terms = Terms { x: p, depth: values.len(), start: 0, w: values, first: 0, step: 1 };
-        terms.add(self.0.into(), out, dim);
+    fn weighted(&self, values: Weighted<'_>, _: &mut Upcoming<'_>, out: &mut [f32]) {
+        let dim = values.dim().max(1);
+        let mut sums = vec![0f32; out.len()];
+        for ValueTile { p, stride, factors, values } in values.tiles() {
+            sums.fill(0.0);
+            let terms = Terms { x: p, depth: stride, start: 0, w: values, first: 0, step: 1 };
+            terms.add(self.0.into(), &mut sums, dim);
+            for ((out, sums), [a, c]) in out.chunks_exact_mut(dim).zip(sums.chunks_exact(dim)).zip(factors) {
+                for (out, sum) in out.iter_mut().zip(sums) {
+                    *out = *out * a + sum * c;
+                }
+            }
+        }
     }
 
     fn i8_burst(&self, steps: u64) -> u64 {

@@ -3,8 +3,9 @@
 
 use half::bf16;
 
-use super::level::{Block, Kernels};
+use super::level::{Block, Kernels, ValueTile, Weighted};
 use super::sum::canonical;
+use super::upcoming::Upcoming;
 use crate::rounding::{Rounding, round_f32};
 
 /// Plain loops.
@@ -82,7 +83,7 @@ impl Kernels for Plain {
         }
     }
 
-    fn scores(&self, q: &[f32], keys: &[&[bf16]], out: &mut [f32]) {
+    fn scores(&self, q: &[f32], keys: &[&[bf16]], _: &mut Upcoming<'_>, out: &mut [f32]) {
         let dim = keys.first().map_or(0, |key| key.len());
         for (q, out) in rows(q, dim, out, keys.len()) {
             for (out, key) in out.iter_mut().zip(keys) {
@@ -91,13 +92,13 @@ impl Kernels for Plain {
         }
     }
 
-    fn weighted(&self, p: &[f32], values: &[&[bf16]], out: &mut [f32]) {
-        let dim = values.first().map_or(0, |value| value.len());
-        out.fill(0.0);
-        for (p, out) in rows(p, values.len(), out, dim) {
-            for (&p, value) in p.iter().zip(values) {
-                for (out, value) in out.iter_mut().zip(*value) {
-                    *out = p.mul_add(value.to_f32(), *out);
+    fn weighted(&self, values: Weighted<'_>, _: &mut Upcoming<'_>, out: &mut [f32]) {
+        let dim = values.dim().max(1);
+        for ValueTile { p, stride, factors, values } in values.tiles() {
+            for ((p, [a, c]), out) in p.chunks(stride).zip(factors).zip(out.chunks_exact_mut(dim)) {
+                for (d, out) in out.iter_mut().enumerate() {
+                    let add = |sum, (p, value): (&f32, &&[bf16])| p.mul_add(value[d].to_f32(), sum);
+                    *out = *out * a + p.iter().zip(values).fold(0.0, add) * c;
                 }
             }
         }

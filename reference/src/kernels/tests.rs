@@ -6,8 +6,9 @@ use half::bf16;
 use ndarray::{Array2, s};
 use proptest::prelude::*;
 
-use super::level::{Block, Kernels, levels};
+use super::level::{Block, Kernels, Weighted, levels};
 use super::plain::Plain;
+use super::upcoming::Upcoming;
 use crate::elementary::mix;
 
 /// What random operands look like.
@@ -170,19 +171,33 @@ proptest! {
     }
 
     #[test]
-    fn attention_scores(group in 1usize..9, tokens in 0usize..17, half in head_half(), kind in kind(), seed: u64) {
+    fn attention_scores(group in 1usize..18, tokens in 0usize..40, half in head_half(), kind in kind(), seed: u64) {
         let q = wide(kind, seed, group * 2 * half);
         let keys = values(kind, !seed, (tokens, 2 * half));
         let keys: Vec<&[bf16]> = keys.rows().into_iter().map(|row| row.to_slice().unwrap()).collect();
-        equal_f32(group * tokens, |level, out| level.scores(&q, &keys, out))?;
+        equal_f32(group * tokens, |level, out| level.scores(&q, &keys, &mut Upcoming::new(&keys, &keys, 16, &keys), out))?;
     }
 
     #[test]
-    fn attention_values(group in 1usize..9, tokens in 1usize..17, half in head_half(), kind in kind(), seed: u64) {
+    fn attention_values(
+        group in 1usize..18,
+        tokens in 1usize..40,
+        tile in 1usize..20,
+        half in head_half(),
+        kind in kind(),
+        seed: u64,
+    ) {
         let p = wide(kind, seed, group * tokens);
         let values = values(kind, !seed, (tokens, 2 * half));
         let values: Vec<&[bf16]> = values.rows().into_iter().map(|row| row.to_slice().unwrap()).collect();
-        equal_f32(group * 2 * half, |level, out| level.weighted(&p, &values, out))?;
+        let factors: Vec<[f32; 2]> =
+            wide(kind, seed ^ 1, tokens.div_ceil(tile) * group * 2).chunks(2).map(|pair| [pair[0], pair[1]]).collect();
+        let before = wide(kind, seed ^ 2, group * 2 * half);
+        equal_f32(before.len(), |level, out| {
+            out.copy_from_slice(&before);
+            let values = Weighted { p: &p, factors: &factors, values: &values, tile };
+            level.weighted(values, &mut Upcoming::new(values.values, values.values, 16, values.values), out);
+        })?;
     }
 }
 
@@ -211,8 +226,12 @@ fn sums_keep_the_sign_of_zero() {
             check("columns", canonical, &|out| level.bf16_columns(&values, blocks.1, out));
             let codes = Block::new(codes.view()).unwrap();
             check("scaled", canonical, &|out| level.scaled_outputs(&values, codes, &scale, out));
-            check("scores", canonical, &|out| level.scores(&values, &keys, out));
-            check("weighted", (-0f32).to_bits(), &|out| level.weighted(&values, &terms, out));
+            check("scores", canonical, &|out| level.scores(&values, &keys, &mut Upcoming::none(), out));
+            check("weighted", (-0f32).to_bits(), &|out| {
+                out.fill(-0.0);
+                let values = Weighted { p: &values, factors: &[[0.0, 1.0]; 3], values: &terms, tile: depth };
+                level.weighted(values, &mut Upcoming::none(), out);
+            });
         }
     }
 }

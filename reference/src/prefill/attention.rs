@@ -47,7 +47,7 @@ pub fn attention(
             let (place, kv_head) = (chunk.places[index / heads], index % heads);
             let (keys, values) = &cached[place.prompt * heads + kv_head];
             let seen = place.position + 1;
-            softmax.attend(&queries[index * width..(index + 1) * width], &keys[..seen], &values[..seen], out);
+            softmax.attend(&queries[index * width..(index + 1) * width], &keys[..seen], &values[..seen], &[], out);
         });
     }
     out

@@ -14,6 +14,9 @@ use crate::policy::{Policy, Site};
 use crate::softmax::Softmax;
 use crate::tensor::TensorId as T;
 
+/// A token's slot, and the row of this step that wrote it.
+type Token = (usize, Option<usize>);
+
 /// Where attention finds the keys and values of a row: the cache before the step, overlaid with what
 /// this step wrote.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +55,7 @@ impl<'a, 'd> KvSource<'a, 'd> {
     /// The slots of the first `length` tokens of row `b`, in order, with the row of this step that wrote
     /// each. Tokens without a page are left out.
     #[must_use]
-    pub fn tokens(&self, b: usize, length: usize) -> Vec<(usize, Option<usize>)> {
+    pub fn tokens(&self, b: usize, length: usize) -> Vec<Token> {
         let batch = self.inputs.batch;
         let mut tokens = Vec::new();
         for start in (0..length).step_by(PAGE) {
@@ -67,7 +70,7 @@ impl<'a, 'd> KvSource<'a, 'd> {
 
     /// The key of a token for a KV head, BF16 `[D]`.
     #[must_use]
-    pub fn key(&self, token: (usize, Option<usize>), kv_head: usize) -> ArrayView1<'_, bf16> {
+    pub fn key(&self, token: Token, kv_head: usize) -> ArrayView1<'_, bf16> {
         match token.1 {
             Some(writer) => self.written(T::KRows, writer, kv_head),
             None => self.cached(self.slices.map(|(k, _)| k), self.inputs.cache.k, token.0, kv_head),
@@ -76,7 +79,7 @@ impl<'a, 'd> KvSource<'a, 'd> {
 
     /// The value of a token for a KV head, BF16 `[D]`.
     #[must_use]
-    pub fn value(&self, token: (usize, Option<usize>), kv_head: usize) -> ArrayView1<'_, bf16> {
+    pub fn value(&self, token: Token, kv_head: usize) -> ArrayView1<'_, bf16> {
         match token.1 {
             Some(writer) => self.written(T::VRows, writer, kv_head),
             None => self.cached(self.slices.map(|(_, v)| v), self.inputs.cache.v, token.0, kv_head),
@@ -98,27 +101,27 @@ impl<'a, 'd> KvSource<'a, 'd> {
         }
     }
 
-    /// The keys (`KRows`) or values (`VRows`) of tokens for a KV head, `D` by `D`. Tokens of a page that were there before
-    /// the step are one piece of it.
-    fn pieces<'s>(
-        &'s self,
-        id: T,
-        tokens: &'s [(usize, Option<usize>)],
-        kv_head: usize,
-    ) -> impl Iterator<Item = Cow<'s, [bf16]>> {
+    /// Where tokens lie one after the other: in a page, and there before the step.
+    fn runs<'t>(&self, tokens: &'t [Token]) -> Vec<&'t [Token]> {
+        let follows = |a: &Token, b: &Token| {
+            self.slices.is_some() && a.1.is_none() && *b == (a.0 + 1, None) && !b.0.is_multiple_of(PAGE)
+        };
+        tokens.chunk_by(follows).collect()
+    }
+
+    /// The keys (`KRows`) or values (`VRows`) of runs of tokens for a KV head, `D` by `D`.
+    fn pieces<'s>(&'s self, id: T, runs: &'s [&[Token]], kv_head: usize) -> Vec<Cow<'s, [bf16]>> {
         let (dim, slice) =
             (self.inputs.geometry.head_dim, self.slices.map(|(k, v)| if id == T::KRows { k } else { v }));
-        let follows = move |a: &(usize, Option<usize>), b: &(usize, Option<usize>)| {
-            slice.is_some() && a.1.is_none() && *b == (a.0 + 1, None) && !b.0.is_multiple_of(PAGE)
-        };
-        tokens.chunk_by(follows).map(move |run| match (slice, run[0]) {
+        let piece = |run: &&[Token]| match (slice, run[0]) {
             (Some(all), (slot, None)) => {
                 let row = cache_row(self.inputs.geometry, slot, kv_head);
                 Cow::Borrowed(&all[row * dim..][..run.len() * dim])
             }
             (_, token) if id == T::KRows => contiguous(self.key(token, kv_head)),
             (_, token) => contiguous(self.value(token, kv_head)),
-        })
+        };
+        runs.iter().map(piece).collect()
     }
 
     fn written(&self, id: T, writer: usize, kv_head: usize) -> ArrayView1<'_, bf16> {
@@ -145,9 +148,16 @@ pub fn attention(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let source = KvSource::over(context.inputs, trace, context.rows);
     // Active rows come first, and each of them is computed.
     let tokens: Vec<_> = (0..batch.active).map(|b| source.tokens(b, batch.seq_lens[b])).collect();
+    let runs: Vec<_> = tokens.iter().map(|tokens| source.runs(tokens)).collect();
     let pairs: Vec<(usize, usize)> = (0..batch.active).flat_map(|b| (0..kv_heads).map(move |kv| (b, kv))).collect();
-    let groups: Vec<Vec<f32>> =
-        pairs.into_par_iter().map(|(b, kv)| attend_from(&source, context.policy, &tokens[b], b, kv)).collect();
+    let groups: Vec<Vec<f32>> = (0..pairs.len())
+        .into_par_iter()
+        .map(|pair| {
+            let next = pairs.get(pair + 1).map(|&(b, kv)| (runs[b].as_slice(), kv));
+            let (b, kv) = pairs[pair];
+            attend_from(&source, context.policy, &runs[b], b, kv, next)
+        })
+        .collect();
     narrowed(
         context,
         T::AttnOut,
@@ -170,35 +180,42 @@ pub fn attend(
     inputs: &LayerInputs<'_>,
     policy: &Policy,
     trace: &Trace,
-    tokens: &[(usize, Option<usize>)],
+    tokens: &[Token],
     b: usize,
     kv_head: usize,
 ) -> Vec<f32> {
-    attend_from(&KvSource::new(inputs, trace), policy, tokens, b, kv_head)
+    let source = KvSource::new(inputs, trace);
+    attend_from(&source, policy, &source.runs(tokens), b, kv_head, None)
 }
 
-/// [`attend`] for row `r` of the trace that `source` reads.
+/// [`attend`] for row `r` of the trace that `source` reads; `next` are the runs and the KV head that come after.
 fn attend_from(
     source: &KvSource<'_, '_>,
     policy: &Policy,
-    tokens: &[(usize, Option<usize>)],
+    runs: &[&[Token]],
     r: usize,
     kv_head: usize,
+    next: Option<(&[&[Token]], usize)>,
 ) -> Vec<f32> {
     let geometry = source.inputs.geometry;
     let at = (r * geometry.num_key_value_heads + kv_head) * BATCH;
     let queries = source.trace.widened_rows(T::AllQPadded, policy.at(Site::Q), at..at + geometry.group());
     let queries = queries.as_slice().unwrap_or_default();
-    let [keys, values] = [T::KRows, T::VRows].map(|id| source.pieces(id, tokens, kv_head).collect::<Vec<_>>());
+    let [keys, values] = [T::KRows, T::VRows].map(|id| source.pieces(id, runs, kv_head));
     let [keys, values] = [&keys, &values].map(|pieces| rows(pieces, geometry.head_dim));
+    // A page of them is as much as is read before anything is asked for.
+    let next = next.map(|(runs, kv_head)| source.pieces(T::KRows, &runs[..runs.len().min(1)], kv_head));
+    let next = rows(next.as_deref().unwrap_or_default(), geometry.head_dim);
     let softmax =
         Softmax { tile: TILE, scale: geometry.attention_scale(), prob: policy.at(Site::Prob), freedom: policy.freedom };
     let mut out = vec![0f32; queries.len()];
-    softmax.attend(queries, &keys, &values, &mut out);
+    softmax.attend(queries, &keys, &values, &next, &mut out);
     out
 }
 
 /// The rows of `dim` values that lie one after the other in each piece.
 fn rows<'p>(pieces: &'p [Cow<'_, [bf16]>], dim: usize) -> Vec<&'p [bf16]> {
-    pieces.iter().flat_map(|piece| piece.chunks_exact(dim)).collect()
+    let mut rows = Vec::with_capacity(pieces.iter().map(|piece| piece.len() / dim).sum());
+    pieces.iter().for_each(|piece| rows.extend(piece.chunks_exact(dim)));
+    rows
 }
