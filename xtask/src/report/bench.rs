@@ -7,10 +7,14 @@ use comfy_table::{CellAlignment, Table};
 use super::human::TABLE;
 use crate::bench::{Floors, Report};
 
-const METHOD: &str = "time: median of 7 measurements, of 3 where a run takes a second, each the least of 3 runs in a row, as \
-     for the floors; beside a peer median of 5 runs; \
-     floor: the least time in which this machine, with all threads, can read the bytes and do the multiply-adds of the \
-     line. Each line's floor is of the rates measured beside its runs; the floors above are the best of the whole run.";
+const METHOD: &str = "\
+time: median of 7 measurements, of 3 where a run takes a second, each the least of 3 runs in a row, as for the floors
+floor: the least time in which this machine, with all threads, can read the bytes and do the multiply-adds of the line,
+  at the rates measured beside its runs; the floors above are the best of the whole run";
+/// What else there is to say of the times of a peer.
+const PEER: &str = "peer: median of 5 runs, and ours beside them for a floor";
+/// From this many times the fastest run on, a median tells more of what else ran than of what is measured.
+const DISTURBED: f64 = 1.15;
 
 /// The table, the floors over it and the method under it.
 pub fn human(report: &Report) -> String {
@@ -37,6 +41,17 @@ pub fn human(report: &Report) -> String {
             let _ = writeln!(out, "{}", line.trim_end());
         }
         let _ = writeln!(out, "{METHOD}");
+        if report.lines.iter().any(|line| line.name.starts_with("peer_")) {
+            let _ = writeln!(out, "{PEER}");
+        }
+    }
+    for line in report.lines.iter().filter(|line| line.seconds >= DISTURBED * line.best) {
+        let times = line.seconds / line.best;
+        let _ = writeln!(
+            out,
+            "{}: disturbed, its median is {times:.2} times its best; measure again with nothing else running",
+            line.name
+        );
     }
     for note in &report.notes {
         let _ = writeln!(out, "{note}");
@@ -122,6 +137,22 @@ mod tests {
 "#]]
         );
         assert!(text.contains("read 20.5 GB/s, INT8 600.0 GMAC/s, FP32 150.2 GMAC/s"), "{text}");
-        assert!(text.ends_with(&format!("{METHOD}\npeer: torch 2\n")), "{text}");
+        assert!(text.ends_with(&format!("{METHOD}\n{PEER}\npeer: torch 2\n")), "{text}");
+    }
+
+    #[test]
+    fn a_median_far_from_the_best_is_pointed_out() {
+        let mut report = report();
+        report.lines.push(Line::new("layer_14b_rows2_ctx200", &[0.010, 0.012, 0.013], "read".into(), 0.009));
+        let text = human(&report);
+        let pointed_out: Vec<_> = text.lines().filter(|line| line.contains("disturbed")).collect();
+        assert_data_eq!(
+            pointed_out.join("\n"),
+            str![
+                "layer_14b_rows2_ctx200: disturbed, its median is 1.20 times its best; measure again with nothing else running"
+            ]
+        );
+        let quiet = Report { lines: report.lines.split_off(2), ..self::report() };
+        assert!(!human(&quiet).contains(PEER));
     }
 }
