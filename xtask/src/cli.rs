@@ -27,7 +27,8 @@ impl Cli {
     fn run(self) -> Result<Code, Refusal> {
         check_threads(std::env::var("RAYON_NUM_THREADS").ok().as_deref())?;
         if let Some(level) = &self.kernels {
-            reference::kernels::choose(level).map_err(|error| Refusal::Request(error.to_string()))?;
+            reference::kernels::choose(level)
+                .map_err(|error| Refusal::Request(format!("{error}; asked for by --kernels or ASSAY_KERNELS")))?;
         }
         let threads = match &self.command {
             Command::Gate(gate) => gate.threads(),
@@ -135,14 +136,16 @@ fn start_threads(threads: Option<NonZeroUsize>) -> Result<(), Refusal> {
     pool.build_global().map_err(|error| Refusal::Request(format!("{asked}: cannot be started: {error}")))
 }
 
-/// Refuses more threads than [`MOST_THREADS`] where the pool would take them from its variable.
+/// Refuses more threads than [`MOST_THREADS`] where the pool would take them from its variable, and what it would pass over
+/// because it is no number.
 fn check_threads(requested: Option<&str>) -> Result<(), Refusal> {
-    match requested.and_then(|threads| threads.parse::<usize>().ok()) {
-        Some(threads) if threads > MOST_THREADS => Err(Refusal::Request(format!(
-            "RAYON_NUM_THREADS={threads}: at most {MOST_THREADS} threads are started; set fewer, or unset it for one a core"
-        ))),
-        _ => Ok(()),
-    }
+    let Some(threads) = requested.filter(|threads| !threads.is_empty()) else { return Ok(()) };
+    let reason = match threads.parse::<usize>() {
+        Ok(0..=MOST_THREADS) => return Ok(()),
+        Ok(_) => format!("at most {MOST_THREADS} threads are started; set fewer, or unset it for one a core"),
+        Err(_) => format!("not a number of threads; write one in 1..={MOST_THREADS}, or unset it for one a core"),
+    };
+    Err(Refusal::Request(format!("RAYON_NUM_THREADS={threads}: {reason}")))
 }
 
 fn refuse_in_json(message: &str) -> Result<(), Refusal> {
