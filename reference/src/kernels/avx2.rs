@@ -597,6 +597,20 @@ fn column_block<const R: usize>(
     R
 }
 
+/// Calls a function whose parameter is the number of rows, five at most.
+macro_rules! up_to_five {
+    ($rows:expr, $function:ident($($argument:expr),*)) => {
+        match $rows {
+            1 => $function::<1>($($argument),*),
+            2 => $function::<2>($($argument),*),
+            3 => $function::<3>($($argument),*),
+            4 => $function::<4>($($argument),*),
+            _ => $function::<5>($($argument),*),
+        }
+    };
+}
+pub(super) use up_to_five;
+
 /// [`Kernels::scores`]: two keys are widened on the way and meet up to five queries each.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn scores(q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
@@ -614,13 +628,7 @@ pub(super) fn scores(q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, o
             }
             // An odd key meets itself and is stored once.
             let pair = [pair[0], pair[pair.len() - 1]];
-            match q.len() / dim {
-                1 => score_block::<1>(q, pair, token, tokens, out),
-                2 => score_block::<2>(q, pair, token, tokens, out),
-                3 => score_block::<3>(q, pair, token, tokens, out),
-                4 => score_block::<4>(q, pair, token, tokens, out),
-                _ => score_block::<5>(q, pair, token, tokens, out),
-            }
+            up_to_five!(q.len() / dim, score_block(q, pair, token, tokens, out))
         }
     }
 }
@@ -667,23 +675,9 @@ fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 2], token: usize, toke
 /// [`Kernels::weighted`]: sixteen columns of the values at a time, up to five rows of weights each.
 #[target_feature(enable = "avx2,fma")]
 pub(super) fn weighted(values: Weighted<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
-    let dim = values.dim();
-    if dim == 0 {
-        return;
-    }
-    for tile in values.tiles() {
-        for (index, (rows, out)) in tile.groups(5).zip(out.chunks_mut(5 * dim)).enumerate() {
-            // The first group's turn is the time to prefetch.
-            let upcoming = if index == 0 { &mut *upcoming } else { &mut Upcoming::none() };
-            match rows.factors.len() {
-                1 => weighted_rows::<1>(rows, upcoming, out),
-                2 => weighted_rows::<2>(rows, upcoming, out),
-                3 => weighted_rows::<3>(rows, upcoming, out),
-                4 => weighted_rows::<4>(rows, upcoming, out),
-                _ => weighted_rows::<5>(rows, upcoming, out),
-            }
-        }
-    }
+    values.by_rows(5, upcoming, out, |rows, upcoming, out| {
+        up_to_five!(rows.factors.len(), weighted_rows(rows, upcoming, out))
+    });
 }
 
 /// `R` rows of weights and all columns, sixteen at a time and the last plainly.

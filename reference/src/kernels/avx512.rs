@@ -14,7 +14,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::aligned::Aligned;
-use super::avx2::{self, prefetch};
+use super::avx2::{self, prefetch, up_to_five};
 use super::level::{Block, Kernels, ValueTile, Weighted};
 use super::plain::Plain;
 use super::sum::{LANES, RUN, RUNS};
@@ -86,7 +86,7 @@ impl Kernels for Avx512 {
     }
 
     fn weighted(&self, values: Weighted<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
-        if values.dim() == 0 || !values.dim().is_multiple_of(COLUMNS) {
+        if !values.dim().is_multiple_of(COLUMNS) {
             // SAFETY: a CPU with AVX-512 has AVX2 and FMA.
             return unsafe { avx2::weighted(values, upcoming, out) };
         }
@@ -962,13 +962,7 @@ fn scores(q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f
             }
             // Missing keys are the last once more, and not stored.
             let four = four.first_chunk().copied().unwrap_or_else(|| from_fn(|j| four[j.min(four.len() - 1)]));
-            match q.len() / dim {
-                1 => score_block::<1>(q, four, token, tokens, out),
-                2 => score_block::<2>(q, four, token, tokens, out),
-                3 => score_block::<3>(q, four, token, tokens, out),
-                4 => score_block::<4>(q, four, token, tokens, out),
-                _ => score_block::<5>(q, four, token, tokens, out),
-            }
+            up_to_five!(q.len() / dim, score_block(q, four, token, tokens, out))
         }
     }
 }
@@ -1030,20 +1024,9 @@ const COLUMNS: usize = 64;
 /// [`Kernels::weighted`] for values of whole blocks of [`COLUMNS`]: up to five rows of weights at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn weighted(values: Weighted<'_>, upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
-    let dim = values.dim();
-    for tile in values.tiles() {
-        for (index, (rows, out)) in tile.groups(5).zip(out.chunks_mut(5 * dim)).enumerate() {
-            // The first group's turn is the time to prefetch.
-            let upcoming = if index == 0 { &mut *upcoming } else { &mut Upcoming::none() };
-            match rows.factors.len() {
-                1 => weighted_rows::<1>(rows, upcoming, out),
-                2 => weighted_rows::<2>(rows, upcoming, out),
-                3 => weighted_rows::<3>(rows, upcoming, out),
-                4 => weighted_rows::<4>(rows, upcoming, out),
-                _ => weighted_rows::<5>(rows, upcoming, out),
-            }
-        }
-    }
+    values.by_rows(5, upcoming, out, |rows, upcoming, out| {
+        up_to_five!(rows.factors.len(), weighted_rows(rows, upcoming, out))
+    });
 }
 
 /// `R` rows of weights and all columns.

@@ -143,6 +143,26 @@ impl<'a> Weighted<'a> {
         self.values.first().map_or(0, |value| value.len())
     }
 
+    /// Calls `add` with each tile, up to `count` rows of weights of it and their part of `out` at a time. The turn of the first
+    /// rows is the time to prefetch.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn by_rows(
+        self,
+        count: usize,
+        upcoming: &mut Upcoming<'_>,
+        out: &mut [f32],
+        mut add: impl FnMut(ValueTile<'a>, &mut Upcoming<'_>, &mut [f32]),
+    ) {
+        let dim = self.dim().max(1);
+        for tile in self.tiles() {
+            let rows = tile.p.chunks(count * tile.stride).zip(tile.factors.chunks(count));
+            for (index, ((p, factors), out)) in rows.zip(out.chunks_mut(count * dim)).enumerate() {
+                let upcoming = if index == 0 { &mut *upcoming } else { &mut Upcoming::none() };
+                add(ValueTile { p, factors, ..tile }, upcoming, out);
+            }
+        }
+    }
+
     /// The tiles in turn.
     pub(super) fn tiles(self) -> impl Iterator<Item = ValueTile<'a>> {
         let Self { p, factors, values, tile } = self;
@@ -164,14 +184,6 @@ pub(super) struct ValueTile<'a> {
     pub(super) factors: &'a [[f32; 2]],
     /// At least one.
     pub(super) values: &'a [&'a [bf16]],
-}
-
-impl ValueTile<'_> {
-    /// Up to `count` rows of weights each.
-    pub(super) fn groups(self, count: usize) -> impl Iterator<Item = Self> {
-        let groups = self.p.chunks(count * self.stride).zip(self.factors.chunks(count));
-        groups.map(move |(p, factors)| Self { p, factors, ..self })
-    }
 }
 
 /// Methods of [`Kernels`] as they are in the level that a level builds on, its field `0`.

@@ -150,11 +150,11 @@ pub fn attention(context: &Context<'_, '_>, trace: &Trace) -> Vec<Output> {
     let tokens: Vec<_> = (0..batch.active).map(|b| source.tokens(b, batch.seq_lens[b])).collect();
     let runs: Vec<_> = tokens.iter().map(|tokens| source.runs(tokens)).collect();
     let pairs: Vec<(usize, usize)> = (0..batch.active).flat_map(|b| (0..kv_heads).map(move |kv| (b, kv))).collect();
-    let groups: Vec<Vec<f32>> = (0..pairs.len())
-        .into_par_iter()
-        .map(|pair| {
-            let next = pairs.get(pair + 1).map(|&(b, kv)| (runs[b].as_slice(), kv));
-            let (b, kv) = pairs[pair];
+    let groups: Vec<Vec<f32>> = pairs
+        .par_iter()
+        .enumerate()
+        .map(|(index, &(b, kv))| {
+            let next = pairs.get(index + 1).map(|&(b, kv)| (runs[b].as_slice(), kv));
             attend_from(&source, context.policy, &runs[b], b, kv, next)
         })
         .collect();
