@@ -1,5 +1,6 @@
 //! The AVX-512 level. INT8 products use VNNI: weights become unsigned by flipping their sign bit (`w + 128`), and 128
-//! times the sum of the activations is taken off at the end. FP32 sums keep the eight canonical lanes: a register holds
+//! times the sum of the activations is taken off at the end; for more than a few activation rows they are turned into
+//! registers of sixteen outputs. FP32 sums keep the eight canonical lanes: a register holds
 //! the lanes of two outputs side by side, or one lane of sixteen columns. Weights are widened into a small panel that
 //! all activation rows share, and what comes next is prefetched meanwhile.
 
@@ -9,7 +10,6 @@
 use std::arch::x86_64::*;
 use std::array::from_fn;
 use std::cell::Cell;
-use std::ops::Range;
 
 use half::bf16;
 
@@ -111,28 +111,240 @@ pub(super) const ZERO: __m512 = unsafe { std::mem::zeroed() };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
-    let (depth, outputs) = (w.width(), w.rows());
-    if depth == 0 || outputs == 0 {
+    if w.width() == 0 || w.rows() == 0 {
         return out.fill(0);
     }
-    let offsets: Vec<i32> = x.chunks_exact(depth).map(|row| offset(row)).collect();
-    // Activations are shifted as the first row of weights lies against cache lines, so that loads of neither cross one.
-    let shift = w.as_ptr().addr() % 64;
-    let stride = (shift + depth).next_multiple_of(64);
-    let x = Aligned::rows(x, depth, shift, stride);
-    let activations = Activations { x: &x, offsets: &offsets, shift, stride };
-    if offsets.len() > 4 { i8_many_rows(activations, w, out) } else { i8_few_rows(activations, w, out) }
+    match x.len() / w.width() {
+        1 => i8_few_rows::<1>(x, w, out),
+        2 => i8_few_rows::<2>(x, w, out),
+        3 => i8_few_rows::<3>(x, w, out),
+        4 => i8_few_rows::<4>(x, w, out),
+        _ => i8_many_rows(x, w, out),
+    }
 }
 
-/// Activation rows as [`i8_block`] reads them.
-#[derive(Clone, Copy)]
-struct Activations<'a> {
-    /// INT8 codes: rows `stride` apart, zeros around the `shift..shift + K` that hold the terms.
-    x: &'a [i8],
-    /// What to take off the sums of each row.
-    offsets: &'a [i32],
+/// Some rows of weights in cache lines of 64 codes, which are as the block's first row lies: rows that are whole lines apart
+/// are read without a load that crosses two.
+struct Lines<'a, const N: usize> {
+    rows: [&'a [i8]; N],
+    /// Where in its first line a row begins.
     shift: usize,
-    stride: usize,
+}
+
+impl<'a, const N: usize> Lines<'a, N> {
+    /// The rows from `start` on; where there are no more, the last once more.
+    fn of(w: Block<'a, i8>, start: usize) -> Self {
+        let mut rows = [[].as_slice(); N];
+        for (n, row) in (start..).zip(&mut rows) {
+            *row = w.row(n.min(w.rows() - 1));
+        }
+        Self { rows, shift: shift(w) }
+    }
+
+    /// Where a line of a row lies.
+    #[inline(always)]
+    fn address(&self, row: usize, line: usize) -> *const i8 {
+        self.rows[row].as_ptr().wrapping_sub(self.shift).wrapping_add(line * 64)
+    }
+
+    /// A line of each row, made unsigned. What is not the row's is anything, and has to meet zeros.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn unsigned(&self, line: usize) -> [__m512i; N] {
+        let depth = self.rows[0].len();
+        assert!(self.rows.iter().all(|row| row.len() == depth) && line * 64 < self.shift + depth);
+        let mut mask = if line == 0 { u64::MAX << self.shift } else { u64::MAX };
+        let rest = self.shift + depth - line * 64;
+        if rest < 64 {
+            mask &= (1 << rest) - 1;
+        }
+        let mut codes = [_mm512_set1_epi8(-128); N];
+        for (row, codes) in codes.iter_mut().enumerate() {
+            // SAFETY: the mask leaves only codes of the row.
+            *codes = _mm512_xor_si512(*codes, unsafe { _mm512_maskz_loadu_epi8(mask, self.address(row, line)) });
+        }
+        codes
+    }
+}
+
+/// Where in a cache line the first row of a block begins.
+fn shift(w: Block<'_, i8>) -> usize {
+    w.as_ptr().addr() % 64
+}
+
+/// Up to four activation rows: four outputs at a time over all terms, the next four prefetched meanwhile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn i8_few_rows<const R: usize>(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+    const J: usize = 4;
+    let (depth, outputs) = (w.width(), w.rows());
+    let stride = (shift(w) + depth).next_multiple_of(64);
+    let codes = Aligned::rows(x, depth, shift(w), stride);
+    assert!(codes.len() == R * stride);
+    let mut offsets = [0; R];
+    for (offset, x) in offsets.iter_mut().zip(x.chunks_exact(depth)) {
+        *offset = unsigned_offset(x);
+    }
+    let mut lines = Lines::<J>::of(w, 0);
+    for start in (0..outputs).step_by(J) {
+        let next = Lines::<J>::of(w, start + J);
+        let mut acc = [[_mm512_setzero_si512(); J]; R];
+        for line in 0..stride / 64 {
+            let weights = lines.unsigned(line);
+            for j in 0..J {
+                prefetch(next.address(j, line));
+            }
+            for r in 0..R {
+                // SAFETY: line by line, row r has `stride` codes.
+                let x = unsafe { _mm512_load_si512(codes.as_ptr().add(r * stride + line * 64).cast()) };
+                for j in 0..J {
+                    acc[r][j] = _mm512_dpbusd_epi32(acc[r][j], weights[j], x);
+                }
+            }
+        }
+        for r in 0..R {
+            for (out, sum) in out[r * outputs..][start..outputs].iter_mut().zip(add_lanes(acc[r])) {
+                *out = sum.wrapping_sub(offsets[r]);
+            }
+        }
+        lines = next;
+    }
+}
+
+/// Outputs of a register of sums in [`i8_many_rows`].
+const I8_OUTPUTS: usize = 16;
+/// Lines of weights that are turned together.
+const I8_LINES: usize = 2;
+/// Activation rows whose sums are in registers together.
+const I8_ROWS: usize = 16;
+
+/// Turned weights: four terms of sixteen outputs a register, the terms of a line after one another.
+type I8Lines = [[__m512i; 16]; I8_LINES];
+
+/// More activation rows. Weights are turned on their way, so that a register has the same four terms of sixteen outputs
+/// and meets those four of each activation row. Then hardly anything but the weights is read into the first cache level,
+/// which leaves its ways to memory to them; the next outputs are prefetched evenly.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn i8_many_rows(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+    let (depth, outputs) = (w.width(), w.rows());
+    let count = (shift(w) + depth).div_ceil(64);
+    let groups: Vec<I8Group> = x.chunks(I8_ROWS * depth).map(|x| I8Group::new(x, depth, shift(w))).collect();
+    let mut acc = vec![[_mm512_setzero_si512(); I8_ROWS]; groups.len()];
+    let mut panel: I8Lines = [[_mm512_setzero_si512(); 16]; I8_LINES];
+    let mut lines = Lines::<I8_OUTPUTS>::of(w, 0);
+    for start in (0..outputs).step_by(I8_OUTPUTS) {
+        let next = Lines::<I8_OUTPUTS>::of(w, start + I8_OUTPUTS);
+        acc.fill([_mm512_setzero_si512(); I8_ROWS]);
+        for first in (0..count).step_by(I8_LINES) {
+            let some = I8_LINES.min(count - first);
+            for (line, panel) in panel[..some].iter_mut().enumerate() {
+                *panel = turned(lines.unsigned(first + line));
+            }
+            for (index, (group, acc)) in groups.iter().zip(&mut acc).enumerate() {
+                // The first rows' turn is the time to prefetch.
+                let next = (index == 0).then_some(&next);
+                match group.rows {
+                    8 => i8_turned::<8>(&group.codes, &panel[..some], first, next, acc),
+                    _ => i8_turned::<I8_ROWS>(&group.codes, &panel[..some], first, next, acc),
+                }
+            }
+        }
+        let mask = u16::MAX >> (16 - (outputs - start).min(16));
+        let (sums, out) = (groups.iter().zip(&acc), &mut out[start..]);
+        let sums = sums.flat_map(|(group, acc)| group.offsets.iter().zip(acc));
+        for ((offset, sum), out) in sums.zip(out.chunks_mut(outputs)) {
+            // SAFETY: the mask leaves the outputs that there are.
+            unsafe {
+                _mm512_mask_storeu_epi32(out.as_mut_ptr(), mask, _mm512_sub_epi32(*sum, _mm512_set1_epi32(*offset)));
+            }
+        }
+        lines = next;
+    }
+}
+
+/// Activation rows of [`i8_many_rows`].
+struct I8Group {
+    /// Rows with those of zeros that fill it up.
+    rows: usize,
+    /// Lines of codes as the weights have them, line by line and row by row.
+    codes: Aligned<i8>,
+    /// What to take off the sums of each row.
+    offsets: Vec<i32>,
+}
+
+impl I8Group {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    fn new(x: &[i8], depth: usize, shift: usize) -> Self {
+        let (rows, stride) = ((x.len() / depth).next_multiple_of(8), (shift + depth).next_multiple_of(64));
+        let mut codes = Aligned::zeros(rows * stride);
+        for (r, row) in Aligned::rows(x, depth, shift, stride).chunks_exact(stride).enumerate() {
+            for (line, row) in row.as_chunks::<64>().0.iter().enumerate() {
+                codes[(line * rows + r) * 64..][..64].copy_from_slice(row);
+            }
+        }
+        Self { rows, codes, offsets: x.chunks_exact(depth).map(|row| unsigned_offset(row)).collect() }
+    }
+}
+
+/// Adds the products of turned lines, from line `first` on, to the sums of `R` activation rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn i8_turned<const R: usize>(
+    codes: &[i8],
+    panel: &[[__m512i; 16]],
+    first: usize,
+    next: Option<&Lines<'_, I8_OUTPUTS>>,
+    out: &mut [__m512i; I8_ROWS],
+) {
+    let codes = &codes[first * R * 64..][..panel.len() * R * 64];
+    let mut acc = [_mm512_setzero_si512(); R];
+    acc.copy_from_slice(&out[..R]);
+    for (line, weights) in panel.iter().enumerate() {
+        for four in 0..16 {
+            if let Some(next) = next {
+                prefetch(next.address(four, first + line));
+            }
+            for r in 0..R {
+                // SAFETY: four codes of the line of row r.
+                let x = unsafe { codes.as_ptr().add((line * R + r) * 64 + four * 4).cast::<i32>().read_unaligned() };
+                acc[r] = _mm512_dpbusd_epi32(acc[r], weights[four], _mm512_set1_epi32(x));
+            }
+        }
+    }
+    out[..R].copy_from_slice(&acc);
+}
+
+/// Sixteen rows of sixteen 32-bit values, columns for rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn turned(rows: [__m512i; 16]) -> [__m512i; 16] {
+    // Of four rows, in each quarter the first, second, third and fourth value of all four.
+    let mut fours = [[_mm512_setzero_si512(); 4]; 4];
+    for (fours, rows) in fours.iter_mut().zip(rows.as_chunks::<4>().0) {
+        let [a, b, c, d] = *rows;
+        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        *fours = [
+            _mm512_unpacklo_epi64(ab, cd),
+            _mm512_unpackhi_epi64(ab, cd),
+            _mm512_unpacklo_epi64(ab_high, cd_high),
+            _mm512_unpackhi_epi64(ab_high, cd_high),
+        ];
+    }
+    let mut columns = [_mm512_setzero_si512(); 16];
+    for value in 0..4 {
+        // The quarters of four registers, columns for rows.
+        let [a, b, c, d] = fours.map(|four| four[value]);
+        let (ab, cd) = (_mm512_shuffle_i32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_i32x4::<0b01_00_01_00>(c, d));
+        columns[value] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd);
+        columns[4 + value] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd);
+        let (ab, cd) = (_mm512_shuffle_i32x4::<0b11_10_11_10>(a, b), _mm512_shuffle_i32x4::<0b11_10_11_10>(c, d));
+        columns[8 + value] = _mm512_shuffle_i32x4::<0b10_00_10_00>(ab, cd);
+        columns[12 + value] = _mm512_shuffle_i32x4::<0b11_01_11_01>(ab, cd);
+    }
+    columns
 }
 
 /// The size of the next group of at most `rows` activation rows.
@@ -140,168 +352,11 @@ fn group_size(rows: usize) -> usize {
     [8, 4, 2, 1].into_iter().find(|&size| size <= rows).unwrap_or(1)
 }
 
-/// Up to four activation rows: four outputs at a time over all terms, the next four prefetched meanwhile.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn i8_few_rows(activations: Activations<'_>, w: Block<'_, i8>, out: &mut [i32]) {
-    const J: usize = 4;
-    let (outputs, rows) = (w.rows(), activations.offsets.len());
-    let passes = rows.count_ones() as usize;
-    for start in (0..outputs).step_by(J) {
-        // Outputs past the last repeat it and are not stored.
-        let row = |n: usize| w.row(n.min(outputs - 1));
-        let block: [&[i8]; J] = from_fn(|j| row(start + j));
-        let next: [*const i8; J] = from_fn(|j| row(start + J + j).as_ptr().wrapping_sub(activations.shift));
-        let mut acc = [[_mm512_setzero_si512(); J]; J];
-        let mut first = 0;
-        for pass in 0..passes {
-            let size = group_size(rows - first);
-            // Every pass prefetches its share of the rows.
-            let ahead = |at: usize| {
-                let mut j = pass;
-                while j < J {
-                    prefetch(next[j].wrapping_add(at));
-                    j += passes;
-                }
-            };
-            let (all, acc) = (0..activations.stride, &mut acc[first..first + size]);
-            match size {
-                1 => i8_block::<1, J>(activations, first, &block, all, acc, ahead),
-                2 => i8_block::<2, J>(activations, first, &block, all, acc, ahead),
-                _ => i8_block::<4, J>(activations, first, &block, all, acc, ahead),
-            }
-            first += size;
-        }
-        store_sums(&acc[..rows], activations.offsets, outputs, start, out);
-    }
-}
-
-/// Outputs of a block of [`i8_many_rows`], of which three have their sums in registers together.
-const I8_OUTPUTS: usize = 24;
-/// Terms that such a block adds before it goes on to its next outputs: the activations of that many stay in the first
-/// cache level.
-const I8_TERMS: usize = 1280;
-
-/// More activation rows: blocks of outputs and terms.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn i8_many_rows(activations: Activations<'_>, w: Block<'_, i8>, out: &mut [i32]) {
-    const J: usize = 3;
-    let Activations { offsets, shift, stride, .. } = activations;
-    let (outputs, rows) = (w.rows(), offsets.len());
-    let passes = I8_OUTPUTS / J * (rows / 8 + (rows % 8).count_ones() as usize);
-    // [group of outputs][row][output]
-    let mut acc = vec![[_mm512_setzero_si512(); J]; I8_OUTPUTS / J * rows];
-    let mut ahead = Vec::new();
-    for start in (0..outputs).step_by(I8_OUTPUTS) {
-        acc.fill([_mm512_setzero_si512(); J]);
-        // Outputs past the last repeat it and are not stored.
-        let row = |n: usize| w.row(n.min(outputs - 1));
-        for at in (0..stride).step_by(I8_TERMS) {
-            let terms = at..stride.min(at + I8_TERMS);
-            // What comes next: later terms of these outputs, or the first ones of the next.
-            ahead.clear();
-            let (next, from) = if terms.end < stride { (start, terms.end) } else { (start + I8_OUTPUTS, 0) };
-            for j in 0..I8_OUTPUTS {
-                let line = row(next + j).as_ptr().wrapping_sub(shift).wrapping_add(from);
-                ahead.extend((0..I8_TERMS.min(stride - from)).step_by(64).map(|at| line.wrapping_add(at)));
-            }
-            let mut ahead = ahead.chunks(ahead.len().div_ceil(passes));
-            for (group, acc) in acc.chunks_exact_mut(rows).enumerate() {
-                let block: [&[i8]; J] = from_fn(|j| row(start + group * J + j));
-                let mut first = 0;
-                while first < rows {
-                    let (size, share) = (group_size(rows - first), ahead.next().unwrap_or_default());
-                    let (terms, acc) = (terms.clone(), &mut acc[first..first + size]);
-                    let ahead = |step: usize| {
-                        for line in share.iter().skip((step - at) / 64 * 2).take(2) {
-                            prefetch(*line);
-                        }
-                    };
-                    match size {
-                        1 => i8_block::<1, J>(activations, first, &block, terms, acc, ahead),
-                        2 => i8_block::<2, J>(activations, first, &block, terms, acc, ahead),
-                        4 => i8_block::<4, J>(activations, first, &block, terms, acc, ahead),
-                        _ => i8_block::<8, J>(activations, first, &block, terms, acc, ahead),
-                    }
-                    first += size;
-                }
-            }
-        }
-        for (group, acc) in acc.chunks_exact(rows).enumerate().take_while(|(group, _)| start + group * J < outputs) {
-            store_sums(acc, offsets, outputs, start + group * J, out);
-        }
-    }
-}
-
-/// Stores the sums of up to `J` outputs from `start` on, each row's offset taken off.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn store_sums<const J: usize>(acc: &[[__m512i; J]], offsets: &[i32], outputs: usize, start: usize, out: &mut [i32]) {
-    for ((acc, offset), out) in acc.iter().zip(offsets).zip(out.chunks_exact_mut(outputs)) {
-        let mut registers = [_mm512_setzero_si512(); 4];
-        registers[..J].copy_from_slice(acc);
-        for (out, sum) in out[start..].iter_mut().zip(&add_lanes(registers)[..J]) {
-            *out = sum.wrapping_sub(*offset);
-        }
-    }
-}
-
 /// What the unsigned weights add to every sum of an activation row: 128 times the sum of its codes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn offset(x: &[i8]) -> i32 {
+fn unsigned_offset(x: &[i8]) -> i32 {
     x.iter().map(|&code| i32::from(code)).sum::<i32>().wrapping_mul(128)
-}
-
-/// Adds terms of `J` outputs to the sums of `R` activation rows from `first` on, weights taken as unsigned. Positions
-/// are those of the shifted activations, in whole cache lines; `ahead` is called with each.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn i8_block<const R: usize, const J: usize>(
-    activations: Activations<'_>,
-    first: usize,
-    w: &[&[i8]; J],
-    terms: Range<usize>,
-    out: &mut [[__m512i; J]],
-    ahead: impl Fn(usize),
-) {
-    let Activations { x, shift, stride, .. } = activations;
-    let depth = w[0].len();
-    assert!(w.iter().all(|row| row.len() == depth) && out.len() == R && shift < 64 && terms.start.is_multiple_of(64));
-    assert!(terms.end <= stride && stride == (shift + depth).next_multiple_of(64) && x.len() >= (first + R) * stride);
-    let flip = _mm512_set1_epi8(-128);
-    let mut acc = [[_mm512_setzero_si512(); J]; R];
-    for r in 0..R {
-        acc[r] = out[r];
-    }
-    // Weights at `at` are those of term `at - shift`.
-    let w = w.map(|row| row.as_ptr().wrapping_sub(shift));
-    let x = x[first * stride..].as_ptr();
-    for at in terms.step_by(64) {
-        ahead(at);
-        let mut mask = if at == 0 { u64::MAX << shift } else { u64::MAX };
-        let rest = shift + depth - at;
-        if rest < 64 {
-            mask &= (1 << rest) - 1;
-        }
-        let mut weights = [flip; J];
-        for j in 0..J {
-            // SAFETY: the mask leaves only elements inside the row; the others meet activations that are zero.
-            let w = unsafe { _mm512_maskz_loadu_epi8(mask, w[j].wrapping_add(at)) };
-            weights[j] = _mm512_xor_si512(w, flip);
-        }
-        for r in 0..R {
-            // SAFETY: x holds R rows of `stride` codes, which is a multiple of 64 and holds all terms.
-            let codes = unsafe { _mm512_loadu_si512(x.add(r * stride + at).cast()) };
-            for j in 0..J {
-                acc[r][j] = _mm512_dpbusd_epi32(acc[r][j], weights[j], codes);
-            }
-        }
-    }
-    for r in 0..R {
-        out[r] = acc[r];
-    }
 }
 
 /// The sum of the sixteen lanes of each register.
@@ -460,7 +515,7 @@ fn i8_columns(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
         }
     }
     for row in 0..rows {
-        let offset = offset(&x[row * depth..(row + 1) * depth]);
+        let offset = unsigned_offset(&x[row * depth..(row + 1) * depth]);
         for (block, out) in out[row * width..(row + 1) * width].chunks_mut(64).enumerate() {
             let mut sums = [0i32; 64];
             for (j, register) in acc[block * rows + row].into_iter().enumerate() {
