@@ -14,6 +14,7 @@ use half::bf16;
 
 use super::aligned::Aligned;
 use super::level::{Block, Kernels, ValueTile, Weighted};
+use super::packed::Packed;
 use super::plain::Plain;
 use super::sum::{LANES, RUN, RUNS};
 use super::upcoming::Upcoming;
@@ -64,7 +65,7 @@ impl Kernels for Avx2 {
             return Plain.scaled_outputs(x, w, scale, out);
         }
         // SAFETY: as above.
-        unsafe { dots(x, w.width(), w.rows(), |n| Source::Scaled(w.row(n), scale[n]), out) }
+        unsafe { dots(x, w.width(), w.rows(), |n| Source::scaled(w.row(n), scale[n]), out) }
     }
 
     fn scores(&self, q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
@@ -88,53 +89,61 @@ impl Kernels for Avx2 {
     }
 }
 
-/// Outputs that a block of an INT8 product computes together.
-const I8_OUTPUTS: usize = 2;
-
 #[target_feature(enable = "avx2,fma")]
 fn i8_outputs(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
     let (depth, outputs) = (w.width(), w.rows());
     if depth == 0 || outputs == 0 {
         return out.fill(0);
     }
-    let rows = x.len() / depth;
     let stride = depth.next_multiple_of(32);
     let x = Aligned::rows(x, depth, 0, stride);
-    for start in (0..outputs).step_by(I8_OUTPUTS) {
+    // As many sums as there are registers for; four rows of weights are read faster than two.
+    if x.len() <= 2 * stride { i8_blocks::<4>(&x, w, out) } else { i8_blocks::<2>(&x, w, out) }
+}
+
+/// Blocks of `J` outputs and up to four activation rows, the next outputs prefetched meanwhile.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn i8_blocks<const J: usize>(x: &[i8], w: Block<'_, i8>, out: &mut [i32]) {
+    let (stride, outputs) = (w.width().next_multiple_of(32), w.rows());
+    for start in (0..outputs).step_by(J) {
         // Outputs past the last repeat it and are not stored.
-        let block: [&[i8]; I8_OUTPUTS] = from_fn(|j| w.row((start + j).min(outputs - 1)));
-        let count = I8_OUTPUTS.min(outputs - start);
-        let mut first = 0;
-        while first < rows {
-            let size = (rows - first).min(4);
-            let x = &x[first * stride..];
-            let sums = match size {
-                1 => i8_block::<1>(x, stride, &block),
-                2 => i8_block::<2>(x, stride, &block),
-                3 => i8_block::<3>(x, stride, &block),
-                _ => i8_block::<4>(x, stride, &block),
+        let rows = |start: usize| from_fn(|j| w.row((start + j).min(outputs - 1)));
+        let (block, next): ([&[i8]; J], [&[i8]; J]) = (rows(start), rows(start + J));
+        for (group, x) in x.chunks(4 * stride).enumerate() {
+            // The first rows' turn is the time to prefetch.
+            let next = if group == 0 { &next } else { &block };
+            let sums = match x.len() / stride {
+                1 => i8_block::<1, J>(x, stride, &block, next),
+                2 => i8_block::<2, J>(x, stride, &block, next),
+                3 => i8_block::<3, J>(x, stride, &block, next),
+                _ => i8_block::<4, J>(x, stride, &block, next),
             };
-            for (r, sums) in sums.iter().enumerate().take(size) {
-                out[(first + r) * outputs + start..][..count].copy_from_slice(&sums[..count]);
+            for (sums, out) in sums.iter().zip(out.chunks_exact_mut(outputs).skip(4 * group)) {
+                out[start..].iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum);
             }
-            first += size;
         }
     }
 }
 
-/// The sums of two outputs over `R` activation rows.
+/// The sums of `J` outputs over `R` activation rows.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn i8_block<const R: usize>(x: &[i8], stride: usize, w: &[&[i8]; I8_OUTPUTS]) -> [[i32; I8_OUTPUTS]; 4] {
+fn i8_block<const R: usize, const J: usize>(
+    x: &[i8],
+    stride: usize,
+    w: &[&[i8]; J],
+    next: &[&[i8]; J],
+) -> [[i32; J]; 4] {
     let depth = w[0].len();
     assert!(x.len() >= R * stride && stride >= depth.next_multiple_of(32) && w.iter().all(|row| row.len() == depth));
     let ones = _mm256_set1_epi16(1);
-    let mut acc = [[_mm256_setzero_si256(); R]; I8_OUTPUTS];
-    let step = |acc: &mut [[__m256i; R]; I8_OUTPUTS], k: usize, w: [__m256i; I8_OUTPUTS]| {
+    let mut acc = [[_mm256_setzero_si256(); R]; J];
+    let step = |acc: &mut [[__m256i; R]; J], k: usize, w: [__m256i; J]| {
         for r in 0..R {
             // SAFETY: x holds R rows of `stride` codes, which is a multiple of 32 and not below depth.
             let x = unsafe { _mm256_load_si256(x.as_ptr().add(r * stride + k).cast()) };
-            for j in 0..I8_OUTPUTS {
+            for j in 0..J {
                 let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(x, w[j]));
                 acc[j][r] = _mm256_add_epi32(acc[j][r], _mm256_madd_epi16(pairs, ones));
             }
@@ -142,17 +151,17 @@ fn i8_block<const R: usize>(x: &[i8], stride: usize, w: &[&[i8]; I8_OUTPUTS]) ->
     };
     let whole = depth - depth % 32;
     for k in (0..whole).step_by(32) {
-        let mut weights = [ones; I8_OUTPUTS];
-        for j in 0..I8_OUTPUTS {
-            prefetch(w[j].as_ptr().wrapping_add(k + 1024));
+        let mut weights = [ones; J];
+        for j in 0..J {
+            prefetch(next[j].as_ptr().wrapping_add(k));
             // SAFETY: k + 32 <= depth, the length of every row of w.
             weights[j] = unsafe { _mm256_loadu_si256(w[j].as_ptr().add(k).cast()) };
         }
         step(&mut acc, k, weights);
     }
     if whole < depth {
-        let mut weights = [ones; I8_OUTPUTS];
-        for j in 0..I8_OUTPUTS {
+        let mut weights = [ones; J];
+        for j in 0..J {
             let mut last = [0i8; 32];
             last[..depth - whole].copy_from_slice(&w[j][whole..]);
             // SAFETY: 32 codes.
@@ -160,9 +169,9 @@ fn i8_block<const R: usize>(x: &[i8], stride: usize, w: &[&[i8]; I8_OUTPUTS]) ->
         }
         step(&mut acc, whole, weights);
     }
-    let mut sums = [[0; I8_OUTPUTS]; 4];
+    let mut sums = [[0; J]; 4];
     for r in 0..R {
-        for j in 0..I8_OUTPUTS {
+        for j in 0..J {
             let half = _mm_add_epi32(_mm256_castsi256_si128(acc[j][r]), _mm256_extracti128_si256::<1>(acc[j][r]));
             let quarter = _mm_add_epi32(half, _mm_unpackhi_epi64(half, half));
             let one = _mm_add_epi32(quarter, _mm_shuffle_epi32::<1>(quarter));
@@ -336,13 +345,34 @@ fn i8_packed<const R: usize>(
 enum Source<'a> {
     /// BF16.
     Bf16(&'a [bf16]),
+    /// INT8 codes, their scale, and whether a product of it may lie in the middle between two BF16 values.
+    Scaled(&'a [i8], f32, bool),
+}
+
+impl<'a> Source<'a> {
     /// INT8 codes and their scale.
-    Scaled(&'a [i8], f32),
+    fn scaled(row: &'a [i8], scale: f32) -> Self {
+        Self::Scaled(row, scale, has_ties(scale))
+    }
+
+    fn bf16(&self) -> &'a [bf16] {
+        if let Self::Bf16(row) = self { row } else { &[] }
+    }
+
+    fn codes(&self) -> &'a [i8] {
+        if let Self::Scaled(row, ..) = self { row } else { &[] }
+    }
+
+    fn scale(&self) -> f32 {
+        if let Self::Scaled(_, scale, _) = self { *scale } else { 1.0 }
+    }
 }
 
 /// Outputs whose sums are in registers together.
 const OUTPUTS: usize = 3;
-/// Terms that are widened together: two runs of every lane.
+/// Outputs of a block: its activations are read into the first cache level once for all of them.
+const BLOCK: usize = 4 * OUTPUTS;
+/// Terms that a block adds before it goes on to its next outputs: two runs of every lane.
 const TERMS: usize = 2 * RUNS;
 
 /// Widened weights: for each eight terms, the lanes of each output.
@@ -355,31 +385,134 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
     if depth == 0 || outputs == 0 {
         return out.fill(0.0);
     }
-    let (rows, stride) = (x.len() / depth, depth.next_multiple_of(LANES));
-    let x = Aligned::rows(x, depth, 0, stride);
-    let mut panel: Panel = [[_mm256_setzero_ps(); OUTPUTS]; TERMS / LANES];
-    let mut acc = vec![[_mm256_setzero_ps(); OUTPUTS]; rows];
-    for start in (0..outputs).step_by(OUTPUTS) {
-        acc.fill([_mm256_setzero_ps(); OUTPUTS]);
-        let count = OUTPUTS.min(outputs - start);
-        for at in (0..depth).step_by(TERMS) {
-            let terms = TERMS.min(depth - at);
-            for output in 0..count {
-                widen(source(start + output), at, terms, &mut panel, output);
+    let sources: Vec<Source<'a>> = (0..outputs).map(source).collect();
+    let packed = Packed::new(x, depth, 4);
+    match x.len() / depth {
+        1 => few_dots::<1>(&packed.values, &sources, out),
+        2 => few_dots::<2>(&packed.values, &sources, out),
+        rows => many_dots(&packed, rows, depth, &sources, out),
+    }
+}
+
+/// Outputs that a few activation rows meet together: memory is read faster from four rows of weights than from fewer.
+const FEW: usize = 4;
+
+/// [`dots`] of up to two activation rows: weights are widened into registers, and the next outputs prefetched meanwhile.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn few_dots<const R: usize>(x: &[f32], sources: &[Source<'_>], out: &mut [f32]) {
+    for start in (0..sources.len()).step_by(FEW) {
+        // Outputs past the last repeat it and are not stored.
+        let four = |start: usize| -> [&Source<'_>; FEW] { from_fn(|j| &sources[(start + j).min(sources.len() - 1)]) };
+        let (block, next) = (four(start), four(start + FEW));
+        let scales = block.map(|source| _mm256_set1_ps(source.scale()));
+        let ties = block.iter().any(|source| matches!(source, Source::Scaled(.., true)));
+        let lanes = if let Source::Bf16(_) = block[0] {
+            let [block, next] = [block, next].map(|rows| rows.map(|row| row.bf16()));
+            few_lanes::<R, bf16>(x, &block, &next, |_, eight| widen_eight(eight))
+        } else {
+            let [block, next] = [block, next].map(|rows| rows.map(|row| row.codes()));
+            if ties {
+                few_lanes::<R, i8>(x, &block, &next, |j, eight| widen_with_ties(eight, scales[j]))
+            } else {
+                few_lanes::<R, i8>(x, &block, &next, |j, eight| widen_scaled(eight, scales[j]))
             }
-            let mut first = 0;
-            while first < rows {
-                let (x, acc) = (&x[first * stride + at..], &mut acc[first..]);
-                first += match acc.len() {
-                    1 => dot_block::<1>(x, stride, terms, &panel, acc),
-                    2 | 3 => dot_block::<2>(x, stride, terms, &panel, acc),
-                    _ => dot_block::<4>(x, stride, terms, &panel, acc),
-                };
+        };
+        for (lanes, out) in lanes.iter().zip(out.chunks_exact_mut(sources.len())) {
+            for (lanes, out) in lanes.iter().zip(&mut out[start..]) {
+                *out = tree(*lanes);
             }
         }
-        for (acc, out) in acc.iter().zip(out.chunks_exact_mut(outputs)) {
-            for (lanes, out) in acc.iter().zip(&mut out[start..start + count]) {
-                *out = tree(*lanes);
+    }
+}
+
+/// The lanes of `R` activation rows and four outputs; `widen` widens eight weights of one of them.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn few_lanes<const R: usize, T: Copy + Default>(
+    x: &[f32],
+    w: &[&[T]; FEW],
+    next: &[&[T]; FEW],
+    widen: impl Fn(usize, &[T; LANES]) -> __m256,
+) -> [[__m256; FEW]; R] {
+    let depth = w[0].len();
+    let (whole, steps) = (depth / LANES, depth.div_ceil(LANES));
+    assert!(w.iter().all(|row| row.len() == depth) && x.len() >= steps * R * LANES);
+    let add = |acc: &mut [[__m256; FEW]; R], step: usize, w: [&[T; LANES]; FEW]| {
+        let mut eight = [_mm256_setzero_ps(); R];
+        for r in 0..R {
+            // SAFETY: eight terms of row r, inside the slice by the assertion above.
+            eight[r] = unsafe { _mm256_load_ps(x.as_ptr().add((step * R + r) * LANES)) };
+        }
+        for j in 0..FEW {
+            let weights = widen(j, w[j]);
+            for r in 0..R {
+                acc[r][j] = _mm256_fmadd_ps(eight[r], weights, acc[r][j]);
+            }
+        }
+    };
+    let mut lanes = [[_mm256_setzero_ps(); FEW]; R];
+    for start in (0..steps).step_by(2 * RUN) {
+        let mut runs = [[[_mm256_setzero_ps(); FEW]; R]; 2];
+        for (run, acc) in runs.iter_mut().enumerate() {
+            let start = start + run * RUN;
+            for row in next {
+                for line in (0..RUNS * size_of::<T>()).step_by(64) {
+                    prefetch(row.as_ptr().wrapping_add(start * LANES).wrapping_byte_add(line));
+                }
+            }
+            for step in start..whole.min(start + RUN) {
+                // SAFETY: each row has `whole` times eight weights.
+                add(acc, step, w.map(|row| unsafe { &*row.as_ptr().add(step * LANES).cast() }));
+            }
+            if whole < steps && (start..start + RUN).contains(&whole) {
+                // The last terms are read from a padded copy.
+                let mut last = [[T::default(); LANES]; FEW];
+                for (last, row) in last.iter_mut().zip(w) {
+                    last[..depth % LANES].copy_from_slice(&row[whole * LANES..]);
+                }
+                add(acc, whole, last.each_ref());
+            }
+        }
+        for r in 0..R {
+            for j in 0..FEW {
+                lanes[r][j] = _mm256_add_ps(lanes[r][j], _mm256_add_ps(runs[0][r][j], runs[1][r][j]));
+            }
+        }
+    }
+    lanes
+}
+
+/// [`dots`] of more activation rows: weights are widened into a panel that all share.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn many_dots(packed: &Packed, rows: usize, depth: usize, sources: &[Source<'_>], out: &mut [f32]) {
+    let outputs = sources.len();
+    let mut panel: Panel = [[_mm256_setzero_ps(); OUTPUTS]; TERMS / LANES];
+    // [group of outputs][row][output]
+    let mut acc = vec![[_mm256_setzero_ps(); OUTPUTS]; BLOCK / OUTPUTS * rows];
+    for (sources, start) in sources.chunks(BLOCK).zip((0..outputs).step_by(BLOCK)) {
+        acc.fill([_mm256_setzero_ps(); OUTPUTS]);
+        for at in (0..depth).step_by(TERMS) {
+            let terms = TERMS.min(depth - at);
+            for (sources, acc) in sources.chunks(OUTPUTS).zip(acc.chunks_exact_mut(rows)) {
+                for (output, source) in sources.iter().enumerate() {
+                    widen(*source, at, terms, &mut panel, output);
+                }
+                for &(first, size, values) in &packed.groups {
+                    let (x, acc) = (&packed.values[values + at * size..], &mut acc[first..]);
+                    match size {
+                        1 => dot_block::<1>(x, terms, &panel, acc),
+                        2 => dot_block::<2>(x, terms, &panel, acc),
+                        _ => dot_block::<4>(x, terms, &panel, acc),
+                    }
+                }
+            }
+        }
+        for (row, out) in out.chunks_exact_mut(outputs).enumerate() {
+            let lanes = acc.chunks_exact(rows).flat_map(|acc| acc[row]);
+            for (out, lanes) in out[start..].iter_mut().zip(lanes) {
+                *out = tree(lanes);
             }
         }
     }
@@ -389,24 +522,45 @@ fn dots<'a>(x: &[f32], depth: usize, outputs: usize, source: impl Fn(usize) -> S
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn widen(row: Source<'_>, at: usize, terms: usize, panel: &mut Panel, output: usize) {
+    let scale = _mm256_set1_ps(row.scale());
     match row {
-        Source::Bf16(row) => widen_row(row, at, terms, bf16::ZERO, panel, output, |eight| {
-            // SAFETY: the row has eight more values.
-            unsafe { widen_eight(eight) }
-        }),
-        Source::Scaled(row, scale) => {
-            let (scale, splitter) = (_mm256_set1_ps(scale), _mm256_set1_ps(65537.0));
-            widen_row(row, at, terms, 0, panel, output, |eight| {
-                // SAFETY: eight codes are 64 bits.
-                let codes = _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(eight.cast()) });
-                // BF16_RNE(f32(code) * scale). Veltkamp's splitting leaves the upper 8 of 24 bits, rounded to nearest,
-                // ties to even, where neither overflow nor subnormal numbers come in its way.
-                let product = _mm256_mul_ps(_mm256_cvtepi32_ps(codes), scale);
-                let spread = _mm256_mul_ps(product, splitter);
-                _mm256_sub_ps(spread, _mm256_sub_ps(spread, product))
-            });
+        Source::Bf16(row) => widen_row(row, at, terms, bf16::ZERO, panel, output, |eight| widen_eight(eight)),
+        Source::Scaled(row, _, false) => {
+            widen_row(row, at, terms, 0, panel, output, |eight| widen_scaled(eight, scale));
+        }
+        Source::Scaled(row, _, true) => {
+            widen_row(row, at, terms, 0, panel, output, |eight| widen_with_ties(eight, scale));
         }
     }
+}
+
+/// `f32(code) * scale` of eight codes.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn products(eight: &[i8; LANES], scale: __m256) -> __m256 {
+    // SAFETY: eight codes are 64 bits.
+    let codes = _mm256_cvtepi8_epi32(unsafe { _mm_loadl_epi64(eight.as_ptr().cast()) });
+    _mm256_mul_ps(_mm256_cvtepi32_ps(codes), scale)
+}
+
+/// `BF16_RNE(f32(code) * scale)` of eight codes, widened, where no product lies in the middle between two BF16 values: what
+/// is nearer to the next goes up.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn widen_scaled(eight: &[i8; LANES], scale: __m256) -> __m256 {
+    let bits = _mm256_castps_si256(products(eight, scale));
+    let rounded = _mm256_add_epi32(bits, _mm256_set1_epi32(0x8000));
+    _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(-65536)))
+}
+
+/// [`widen_scaled`] of any products. Veltkamp's splitting leaves the upper 8 of 24 bits, rounded to nearest, ties to even,
+/// where neither overflow nor subnormal numbers come in its way.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn widen_with_ties(eight: &[i8; LANES], scale: __m256) -> __m256 {
+    let product = products(eight, scale);
+    let spread = _mm256_mul_ps(product, _mm256_set1_ps(65537.0));
+    _mm256_sub_ps(spread, _mm256_sub_ps(spread, product))
 }
 
 /// Fills an output's part of the panel: `widen` widens eight weights.
@@ -419,57 +573,50 @@ fn widen_row<T: Copy>(
     zero: T,
     panel: &mut Panel,
     output: usize,
-    widen: impl Fn(*const T) -> __m256,
+    widen: impl Fn(&[T; LANES]) -> __m256,
 ) {
     for line in (0..TERMS * size_of::<T>()).step_by(64) {
         prefetch(row.as_ptr().wrapping_add(at + terms).wrapping_byte_add(line));
     }
-    let row = &row[at..at + terms];
-    let (whole, rest) = (terms / LANES, terms % LANES);
-    for (step, panel) in panel[..whole].iter_mut().enumerate() {
-        panel[output] = widen(row.as_ptr().wrapping_add(step * LANES));
+    let (whole, rest) = row[at..at + terms].as_chunks::<LANES>();
+    for (eight, panel) in whole.iter().zip(&mut *panel) {
+        panel[output] = widen(eight);
     }
-    if rest > 0 {
+    if !rest.is_empty() {
         // The last terms are read from a padded copy.
         let mut last = [zero; LANES];
-        last[..rest].copy_from_slice(&row[whole * LANES..]);
-        panel[whole][output] = widen(last.as_ptr());
+        last[..rest.len()].copy_from_slice(rest);
+        panel[whole.len()][output] = widen(&last);
     }
 }
 
-/// Adds a panel's products, those of a first and a second run, to the lanes of `R` activation rows; returns `R`.
+/// Adds a panel's products, those of a first and a second run, to the lanes of `R` activation rows. Terms after the last
+/// are products with zero.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn dot_block<const R: usize>(
-    x: &[f32],
-    stride: usize,
-    terms: usize,
-    panel: &Panel,
-    out: &mut [[__m256; OUTPUTS]],
-) -> usize {
+fn dot_block<const R: usize>(x: &[f32], terms: usize, panel: &Panel, out: &mut [[__m256; OUTPUTS]]) {
     let steps = terms.div_ceil(LANES);
-    let first = dot_run::<R>(x, stride, 0..steps.min(RUN), panel);
-    let second = dot_run::<R>(x, stride, RUN..steps, panel);
-    for r in 0..R {
+    let first = dot_run::<R>(x, 0..steps.min(RUN), panel);
+    let second = dot_run::<R>(x, RUN..steps, panel);
+    for (out, (first, second)) in out.iter_mut().zip(first.into_iter().zip(second)) {
         for output in 0..OUTPUTS {
-            let both = _mm256_add_ps(first[r][output], second[r][output]);
-            out[r][output] = _mm256_add_ps(out[r][output], both);
+            out[output] = _mm256_add_ps(out[output], _mm256_add_ps(first[output], second[output]));
         }
     }
-    R
 }
 
-/// The run of every lane over the panel's `steps`. Terms after the last are products with zero.
-#[inline]
+/// The run of every lane over the panel's `steps`. With four rows the loop needs every register there is, which it gets in
+/// a function of its own only.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma")]
-fn dot_run<const R: usize>(x: &[f32], stride: usize, steps: Range<usize>, panel: &Panel) -> [[__m256; OUTPUTS]; R] {
+fn dot_run<const R: usize>(x: &[f32], steps: Range<usize>, panel: &Panel) -> [[__m256; OUTPUTS]; R] {
     let mut acc = [[_mm256_setzero_ps(); OUTPUTS]; R];
-    assert!(steps.is_empty() || x.len() >= (R - 1) * stride + steps.end * LANES);
+    assert!(steps.is_empty() || x.len() >= steps.end * R * LANES);
     for step in steps {
         let w = panel[step];
         for r in 0..R {
             // SAFETY: eight activations of row r, inside the slice by the assertion above.
-            let x = unsafe { _mm256_load_ps(x.as_ptr().add(r * stride + step * LANES)) };
+            let x = unsafe { _mm256_load_ps(x.as_ptr().add((step * R + r) * LANES)) };
             for output in 0..OUTPUTS {
                 acc[r][output] = _mm256_fmadd_ps(x, w[output], acc[r][output]);
             }
@@ -644,7 +791,7 @@ fn score_block<const R: usize>(q: &[f32], keys: [&[bf16]; 2], token: usize, toke
     for d in (0..whole).step_by(LANES) {
         // SAFETY: d + 8 <= dim, the length of the keys and of each of the R queries.
         unsafe {
-            let k = [widen_eight(keys[0].as_ptr().add(d)), widen_eight(keys[1].as_ptr().add(d))];
+            let k = keys.map(|key| widen_eight(&*key.as_ptr().add(d).cast()));
             for r in 0..R {
                 let q = _mm256_loadu_ps(q.as_ptr().add(r * dim + d));
                 acc[r] = [_mm256_fmadd_ps(q, k[0], acc[r][0]), _mm256_fmadd_ps(q, k[1], acc[r][1])];
@@ -695,7 +842,7 @@ fn weighted_rows<const R: usize>(tile: ValueTile<'_>, upcoming: &mut Upcoming<'_
         for (t, value) in values.iter().enumerate() {
             // SAFETY: sixteen values from d on, and the weight of row r and token t, inside by the assertions above.
             unsafe {
-                let v = [widen_eight(value.as_ptr().add(d)), widen_eight(value.as_ptr().add(d + 8))];
+                let v = [d, d + LANES].map(|d| widen_eight(&*value.as_ptr().add(d).cast()));
                 for r in 0..R {
                     let p = _mm256_broadcast_ss(&*p.as_ptr().add(r * stride + t));
                     acc[r] = [_mm256_fmadd_ps(p, v[0], acc[r][0]), _mm256_fmadd_ps(p, v[1], acc[r][1])];
@@ -723,15 +870,19 @@ fn weighted_rows<const R: usize>(tile: ValueTile<'_>, upcoming: &mut Upcoming<'_
 }
 
 /// Eight BF16 values, widened.
-///
-/// # Safety
-/// They must be readable.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn widen_eight(at: *const bf16) -> __m256 {
-    // SAFETY: as the caller promises.
-    let eight = unsafe { _mm_loadu_si128(at.cast()) };
+fn widen_eight(eight: &[bf16; LANES]) -> __m256 {
+    // SAFETY: eight values are 128 bits.
+    let eight = unsafe { _mm_loadu_si128(eight.as_ptr().cast()) };
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)))
+}
+
+/// Whether the product of a scale and some code lies in the middle between two BF16 values. Those of a code and of its
+/// double do both or neither.
+pub(super) fn has_ties(scale: f32) -> bool {
+    let product = |code: u16| f32::from(code) * scale;
+    (0..64).fold(false, |ties, half| ties | (product(2 * half + 1).to_bits() & 0xffff == 0x8000))
 }
 
 /// Whether Veltkamp's splitting rounds the products of these scales and any code: where neither overflow nor subnormal

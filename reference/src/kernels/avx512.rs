@@ -16,6 +16,7 @@ use half::bf16;
 use super::aligned::Aligned;
 use super::avx2::{self, prefetch, up_to_five};
 use super::level::{Block, Kernels, ValueTile, Weighted};
+use super::packed::Packed;
 use super::plain::Plain;
 use super::sum::{LANES, RUN, RUNS};
 use super::upcoming::Upcoming;
@@ -73,7 +74,9 @@ impl Kernels for Avx512 {
             return Plain.scaled_outputs(x, w, scale, out);
         }
         // SAFETY: as above.
-        unsafe { dots(x, w.width(), w.rows(), |n| Source::Scaled(w.row(n), scale[n]), out) }
+        unsafe {
+            dots(x, w.width(), w.rows(), |n| Source::Scaled(w.row(n), scale[n], avx2::has_ties(scale[n])), out);
+        }
     }
 
     fn scores(&self, q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
@@ -347,11 +350,6 @@ fn turned(rows: [__m512i; 16]) -> [__m512i; 16] {
     columns
 }
 
-/// The size of the next group of at most `rows` activation rows.
-fn group_size(rows: usize) -> usize {
-    [8, 4, 2, 1].into_iter().find(|&size| size <= rows).unwrap_or(1)
-}
-
 /// What the unsigned weights add to every sum of an activation row: 128 times the sum of its codes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -595,8 +593,8 @@ fn i8_packed<const R: usize>(
 enum Source<'a> {
     /// BF16.
     Bf16(&'a [bf16]),
-    /// INT8 codes and their scale.
-    Scaled(&'a [i8], f32),
+    /// INT8 codes, their scale, and whether a product of it may lie in the middle between two BF16 values.
+    Scaled(&'a [i8], f32, bool),
 }
 
 impl Source<'_> {
@@ -604,7 +602,7 @@ impl Source<'_> {
     fn address(&self, at: usize) -> (*const u8, usize) {
         match self {
             Self::Bf16(row) => (row.as_ptr().wrapping_add(at).cast(), size_of::<bf16>()),
-            Self::Scaled(row, _) => (row.as_ptr().wrapping_add(at).cast(), size_of::<i8>()),
+            Self::Scaled(row, ..) => (row.as_ptr().wrapping_add(at).cast(), size_of::<i8>()),
         }
     }
 }
@@ -618,41 +616,6 @@ const TERMS: usize = 2 * RUNS;
 
 /// Widened weights: for each eight terms, the lanes of two outputs side by side, for each pair.
 type Panel = [Cell<[__m512; PAIRS]>; TERMS / LANES];
-
-/// Activation rows in groups, each group by eight terms, row by row: as [`dot_block`] reads them. The last terms are
-/// filled up with zeros.
-pub(super) struct Packed {
-    /// First row and rows of a group, and where its values begin.
-    pub(super) groups: Vec<(usize, usize, usize)>,
-    pub(super) values: Aligned<f32>,
-}
-
-impl Packed {
-    /// Groups of up to `most` rows, eight at most.
-    pub(super) fn new(x: &[f32], depth: usize, most: usize) -> Self {
-        let (rows, steps) = (x.len() / depth, depth.div_ceil(LANES));
-        let mut values = Aligned::zeros(rows * steps * LANES);
-        let mut groups = Vec::new();
-        let mut first = 0;
-        while first < rows {
-            let size = group_size((rows - first).min(most));
-            let start = first * steps * LANES;
-            let rows: Vec<&[f32]> = x[first * depth..].chunks_exact(depth).take(size).collect();
-            let packed = values[start..].chunks_exact_mut(size * LANES);
-            for (at, packed) in (0..depth).step_by(LANES).zip(packed) {
-                for (row, packed) in rows.iter().zip(packed.as_chunks_mut::<LANES>().0) {
-                    match row[at..].first_chunk() {
-                        Some(terms) => *packed = *terms,
-                        None => packed[..depth - at].copy_from_slice(&row[at..]),
-                    }
-                }
-            }
-            groups.push((first, size, start));
-            first += size;
-        }
-        Self { groups, values }
-    }
-}
 
 /// Products with weights that lie output by output.
 #[inline]
@@ -728,7 +691,7 @@ fn dot_group<const R: usize>(
     let Some(weights) = weights else { return dot_block::<R>(x, terms, panel, out, ahead, |_| {}) };
     let mut scales = [ZERO; PAIRS];
     for pair in 0..PAIRS {
-        if let (Source::Scaled(_, a), Source::Scaled(_, b)) = (weights[2 * pair], weights[2 * pair + 1]) {
+        if let (Source::Scaled(_, a, _), Source::Scaled(_, b, _)) = (weights[2 * pair], weights[2 * pair + 1]) {
             scales[pair] = _mm512_insertf32x8::<1>(_mm512_set1_ps(*a), _mm256_set1_ps(*b));
         }
     }
@@ -749,17 +712,25 @@ fn dot_group<const R: usize>(
             });
         }
         Source::Scaled(..) => {
+            let ties = weights.iter().any(|row| matches!(row, Source::Scaled(.., true)));
             if rest > 0 {
-                let code = |row: &Source<'_>, k: usize| if let Source::Scaled(row, _) = row { row[k] } else { 0 };
+                let code = |row: &Source<'_>, k: usize| if let Source::Scaled(row, ..) = row { row[k] } else { 0 };
                 let last = last_terms(weights, at, terms, code);
                 // SAFETY: the padded copies hold eight codes each.
-                panel[whole].set(unsafe { widen_scaled(last.each_ref().map(|last| last.as_ptr()), 0, scales) });
+                panel[whole].set(unsafe { widen_with_ties(last.each_ref().map(|last| last.as_ptr()), 0, scales) });
             }
             let from = from.map(<*const u8>::cast::<i8>);
-            dot_block::<R>(x, terms, panel, out, ahead, |step| {
-                // SAFETY: step is below `whole`, so that each row has eight codes there.
-                panel[step].set(unsafe { widen_scaled(from, step * LANES, scales) });
-            });
+            if ties {
+                dot_block::<R>(x, terms, panel, out, ahead, |step| {
+                    // SAFETY: step is below `whole`, so that each row has eight codes there.
+                    panel[step].set(unsafe { widen_with_ties(from, step * LANES, scales) });
+                });
+            } else {
+                dot_block::<R>(x, terms, panel, out, ahead, |step| {
+                    // SAFETY: as above.
+                    panel[step].set(unsafe { widen_scaled(from, step * LANES, scales) });
+                });
+            }
         }
     }
 }
@@ -784,25 +755,49 @@ unsafe fn widen_bf16(rows: [*const bf16; 2 * PAIRS], at: usize) -> [__m512; PAIR
     widened
 }
 
-/// `BF16_RNE(f32(code) * scale)` of eight codes of each row from `at` on, widened, two rows a register. Veltkamp's
-/// splitting leaves the upper 8 of 24 bits, rounded to nearest, ties to even, where neither overflow nor subnormal numbers
-/// come in its way.
+/// `f32(code) * scale` of eight codes of a row from `at` on, and of those of another.
+///
+/// # Safety
+/// They must be readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn products(rows: &[*const i8], at: usize, scale: __m512) -> __m512 {
+    // SAFETY: as the caller promises.
+    let (a, b) = unsafe { (_mm_loadl_epi64(rows[0].add(at).cast()), _mm_loadl_epi64(rows[1].add(at).cast())) };
+    _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b))), scale)
+}
+
+/// `BF16_RNE(f32(code) * scale)` of eight codes of each row from `at` on, widened, two rows a register, where no product
+/// lies in the middle between two BF16 values: what is nearer to the next goes up.
 ///
 /// # Safety
 /// They must be readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn widen_scaled(rows: [*const i8; 2 * PAIRS], at: usize, scales: [__m512; PAIRS]) -> [__m512; PAIRS] {
+    let (half, upper) = (_mm512_set1_epi32(0x8000), _mm512_set1_epi32(-65536));
+    let mut widened = [ZERO; PAIRS];
+    for pair in 0..PAIRS {
+        // SAFETY: as the caller promises.
+        let bits = _mm512_castps_si512(unsafe { products(&rows[2 * pair..], at, scales[pair]) });
+        widened[pair] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_add_epi32(bits, half), upper));
+    }
+    widened
+}
+
+/// [`widen_scaled`] of any products. Veltkamp's splitting leaves the upper 8 of 24 bits, rounded to nearest, ties to even,
+/// where neither overflow nor subnormal numbers come in its way.
+///
+/// # Safety
+/// They must be readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn widen_with_ties(rows: [*const i8; 2 * PAIRS], at: usize, scales: [__m512; PAIRS]) -> [__m512; PAIRS] {
     let splitter = _mm512_set1_ps(65537.0);
     let mut widened = [ZERO; PAIRS];
     for pair in 0..PAIRS {
         // SAFETY: as the caller promises.
-        let (a, b) = unsafe {
-            let (a, b) = (rows[2 * pair].add(at), rows[2 * pair + 1].add(at));
-            (_mm_loadl_epi64(a.cast()), _mm_loadl_epi64(b.cast()))
-        };
-        let codes = _mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b));
-        let product = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), scales[pair]);
+        let product = unsafe { products(&rows[2 * pair..], at, scales[pair]) };
         let spread = _mm512_mul_ps(product, splitter);
         widened[pair] = _mm512_sub_ps(spread, _mm512_sub_ps(spread, product));
     }

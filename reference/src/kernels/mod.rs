@@ -17,6 +17,8 @@ pub mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod ordered;
+#[cfg(target_arch = "x86_64")]
+mod packed;
 mod plain;
 pub mod sum;
 #[cfg(test)]

@@ -12,8 +12,9 @@ use half::bf16;
 
 use super::aligned::Aligned;
 use super::avx2::prefetch;
-use super::avx512::{Avx512, Packed, ZERO, trees};
+use super::avx512::{Avx512, ZERO, trees};
 use super::level::{Block, Kernels, inherited};
+use super::packed::Packed;
 use super::sum::{LANES, RUN, RUNS};
 
 /// AVX-512 with VNNI and VBMI.
