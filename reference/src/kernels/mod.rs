@@ -20,6 +20,8 @@ mod ordered;
 #[cfg(target_arch = "x86_64")]
 mod packed;
 mod plain;
+#[cfg(target_arch = "x86_64")]
+mod scales;
 pub mod sum;
 #[cfg(test)]
 mod tests;
