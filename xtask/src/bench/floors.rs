@@ -13,6 +13,7 @@ use reference::kernels::{Kernels, kernels, levels};
 use serde::Serialize;
 
 use super::median;
+use crate::refusal::Refusal;
 
 /// Rates of the machine, all threads together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -72,6 +73,20 @@ pub struct Gauge {
     best: Floors,
 }
 
+/// An empty vector with room for `len` elements.
+///
+/// # Errors
+/// There is no memory for them.
+pub fn room<T>(len: usize) -> Result<Vec<T>, Refusal> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(len).map_err(|_| {
+        let mib = len.saturating_mul(size_of::<T>()).div_ceil(1 << 20);
+        let limit = "free some, or raise the limit that is set for this process (`ulimit -v`)";
+        Refusal::Request(format!("measuring needs a buffer of {mib} MiB, and there is no memory for it; {limit}"))
+    })?;
+    Ok(room)
+}
+
 /// A burst of arithmetic: whose, and how many steps of it.
 struct Burst {
     run: Box<dyn Fn(u64) -> u64 + Sync>,
@@ -80,8 +95,12 @@ struct Burst {
 
 impl Gauge {
     /// Fills the buffer, so that every page of it is there, and finds which level's arithmetic is the fastest.
-    pub fn new() -> Self {
-        let mut buffer = vec![0; WORDS];
+    ///
+    /// # Errors
+    /// There is no memory for the buffer.
+    pub fn new() -> Result<Self, Refusal> {
+        let mut buffer = room(WORDS)?;
+        buffer.resize(WORDS, 0);
         // Any values do, as long as they are written; these make BF16 pairs that are finite.
         buffer
             .par_iter_mut()
@@ -89,7 +108,7 @@ impl Gauge {
             .for_each(|(index, word)| *word = 0x3f80_3f00_bf40_3fa0 ^ (index as u64 & 0x3f));
         let int8 = Burst::fastest(|level| Box::new(|steps| level.i8_burst(steps)));
         let fp32 = Burst::fastest(|level| Box::new(|steps| level.f32_burst(steps)));
-        Self { buffer: Arc::new(buffer), int8, fp32, best: Floors::default() }
+        Ok(Self { buffer: Arc::new(buffer), int8, fp32, best: Floors::default() })
     }
 
     /// The floors at this moment.
@@ -236,6 +255,13 @@ mod tests {
             let words: Vec<u64> = (1..=count).collect();
             assert_eq!(sum(&words), count * (count + 1) / 2);
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_its_size() {
+        assert!(room::<u64>(3).unwrap().capacity() >= 3);
+        let error = room::<u64>(1 << 59).unwrap_err().to_string();
+        assert!(error.contains("a buffer of 4398046511104 MiB"), "{error}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use reference::stages::run_layer;
 use reference::{BATCH, Policy};
 
-use super::floors::Gauge;
+use super::floors::{Gauge, room};
 use super::layer::{Layers, Layout, Shape, as_checkpoint, down_codes};
 use super::model::{ModelStep, require_14b, weights};
 use super::work::Work;
@@ -74,11 +74,11 @@ impl Runner {
     /// opened before anything is measured.
     ///
     /// # Errors
-    /// A checkpoint that is wrong, or of another geometry.
+    /// A checkpoint that is wrong, or of another geometry; no memory to measure with.
     pub fn new(model: Option<&Path>) -> Result<Self, Refusal> {
         let model = model.map(Checkpoint::open).transpose()?;
         model.iter().try_for_each(require_14b)?;
-        Ok(Self { gauge: Gauge::new(), model, layers: None, down: None })
+        Ok(Self { gauge: Gauge::new()?, model, layers: None, down: None })
     }
 
     /// Runs one line.
@@ -137,7 +137,7 @@ impl Runner {
         // One of them is the gauge's own buffer, so that the two take 2 GiB and not 3.
         let buffer = self.gauge.buffer();
         let reference: &[bf16] = bytemuck::cast_slice(&buffer);
-        let device = with_flips(reference);
+        let device = with_flips(reference)?;
         let bytes = size_of_val(reference) + size_of_val(device.as_slice());
         let (seconds, floors) = self.gauge.time(|| Ok::<_, Refusal>(compare_bf16(&device, reference)))?;
         let (floor, least) = Work::reading(bytes).floor(&floors);
@@ -164,7 +164,9 @@ impl Runner {
 }
 
 /// The tensor with every thousandth element one BF16 step away: what a right device looks like.
-fn with_flips(reference: &[bf16]) -> Vec<bf16> {
+fn with_flips(reference: &[bf16]) -> Result<Vec<bf16>, Refusal> {
     let flipped = |(index, value): (usize, &bf16)| bf16::from_bits(value.to_bits() ^ u16::from(index % 1000 == 999));
-    reference.par_iter().enumerate().map(flipped).collect()
+    let mut device = room(reference.len())?;
+    reference.par_iter().enumerate().map(flipped).collect_into_vec(&mut device);
+    Ok(device)
 }

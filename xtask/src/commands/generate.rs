@@ -199,7 +199,7 @@ fn timing<W: Weights>(weights: &W, decoder: &Decoder<'_, W>, steps: &[(usize, f6
     for (context, row) in last.seq_lens.iter_mut().zip(rows) {
         *context = row.prompt.len() + row.choices.len().saturating_sub(1);
     }
-    let floors = Gauge::new().best();
+    let floors = Gauge::new()?.best();
     let (_, floor_seconds) = Work::step(weights, &last)?.floor(&floors);
     Ok(Timing {
         prefill_seconds: prefill,

@@ -21,8 +21,8 @@ pub fn human(report: &Report) -> String {
     let Floors { read_gb_s, int8_gmac_s, fp32_gmac_s } = report.floors;
     let (threads, level) = (rayon::current_num_threads(), reference::kernels::kernels().name());
     let mut out = format!(
-        "floors of this machine: read {read_gb_s:.1} GB/s, INT8 {int8_gmac_s:.1} GMAC/s, FP32 {fp32_gmac_s:.1} GMAC/s \
-         (threads: {threads}, kernels: {level})\n"
+        "floors of this machine, threads {threads}: read {read_gb_s:.1} GB/s, INT8 {int8_gmac_s:.1} GMAC/s, \
+         FP32 {fp32_gmac_s:.1} GMAC/s\n"
     );
     let mut table = Table::new();
     table.load_style(TABLE).enforce_styling();
@@ -37,6 +37,7 @@ pub fn human(report: &Report) -> String {
     }
     // Writing to a string cannot fail.
     if !report.lines.is_empty() {
+        let _ = writeln!(out, "lines, kernels {level}:");
         for line in table.lines() {
             let _ = writeln!(out, "{}", line.trim_end());
         }
@@ -50,6 +51,13 @@ pub fn human(report: &Report) -> String {
         let _ = writeln!(
             out,
             "{}: disturbed, its median is {times:.2} times its best; measure again with nothing else running",
+            line.name
+        );
+    }
+    for line in report.lines.iter().filter(|line| line.ratio < 1.0 && !line.name.starts_with("peer_")) {
+        let _ = writeln!(
+            out,
+            "{}: faster than its floor, so that what it reads lay in a cache, or the floors beside it were disturbed",
             line.name
         );
     }
@@ -126,7 +134,7 @@ mod tests {
     #[test]
     fn the_table_is_aligned_and_ends_with_method_and_notes() {
         let text = human(&report());
-        let table = text.lines().skip(1).take(4).collect::<Vec<_>>().join("\n");
+        let table = text.lines().skip(2).take(4).collect::<Vec<_>>().join("\n");
         assert_data_eq!(
             table,
             str![[r#"
@@ -136,8 +144,19 @@ mod tests {
   peer_torch_int_mm         1500.00 ms   1500.00 ms    100.00 ms   15.00   assay layer
 "#]]
         );
-        assert!(text.contains("read 20.5 GB/s, INT8 600.0 GMAC/s, FP32 150.2 GMAC/s"), "{text}");
+        assert!(text.contains(": read 20.5 GB/s, INT8 600.0 GMAC/s, FP32 150.2 GMAC/s\nlines, kernels "), "{text}");
         assert!(text.ends_with(&format!("{METHOD}\n{PEER}\npeer: torch 2\n")), "{text}");
+    }
+
+    #[test]
+    fn a_time_below_its_floor_is_pointed_out() {
+        let mut report = report();
+        report.lines.push(Line::new("layer_14b_rows1_ctx200", &[0.01], "read".into(), 0.0125));
+        report.lines.push(Line::new("peer_torch_f32_held", &[0.01], "assay layer".into(), 0.0125));
+        let text = human(&report);
+        let pointed_out: Vec<_> = text.lines().filter(|line| line.contains("faster than its floor")).collect();
+        assert_eq!(pointed_out.len(), 1, "{text}");
+        assert!(pointed_out[0].starts_with("layer_14b_rows1_ctx200: "), "{text}");
     }
 
     #[test]

@@ -117,7 +117,9 @@ fn whole(out: &mut String, case: &CaseReport, verbose: bool) -> std::fmt::Result
     rules(out, case)?;
     let most = if verbose { usize::MAX } else { FEW };
     remarks(out, "warning", &case.warnings, usize::MAX)?;
-    remarks(out, "not shown by this data", &case.coverage, most)
+    // What the headline has said is not said again.
+    let unsaid: Vec<_> = case.coverage.iter().filter(|reason| !headline.contains(reason.as_str())).cloned().collect();
+    remarks(out, "not shown by this data", &unsaid, most)
 }
 
 /// The tensors worth a look; the others are counted.
