@@ -21,7 +21,7 @@ mod ordered;
 mod packed;
 mod plain;
 #[cfg(target_arch = "x86_64")]
-mod scales;
+mod source;
 pub mod sum;
 #[cfg(test)]
 mod tests;

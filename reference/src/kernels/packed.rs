@@ -4,8 +4,7 @@
 use super::aligned::Aligned;
 use super::sum::LANES;
 
-/// Activation rows in groups, each group by eight terms, row by row. The last terms are
-/// filled up with zeros.
+/// Activation rows in groups, each group by eight terms, row by row. The last terms are filled up with zeros.
 pub(super) struct Packed {
     /// First row and rows of a group, and where its values begin.
     pub(super) groups: Vec<(usize, usize, usize)>,

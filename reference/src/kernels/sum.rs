@@ -115,6 +115,29 @@ pub(super) fn tree(lanes: &mut [f32]) -> f32 {
     lanes[0]
 }
 
+/// The canonical sums of many columns at once, whose lanes stand apart: `sums` holds for each lane and row, lane by lane,
+/// what the lane has and the first of two runs, which is still to be added where the runs are `odd`. What the lanes of a
+/// row give stands in its lane 0.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn tree_of_columns<V: Copy>(sums: &mut [[V; 2]], rows: usize, odd: bool, add: impl Fn(V, V) -> V) {
+    if odd {
+        for [sum, first] in &mut *sums {
+            *sum = add(*sum, *first);
+        }
+    }
+    let mut live = LANES;
+    while live > 1 {
+        live /= 2;
+        for lane in 0..live {
+            for row in 0..rows {
+                let ([a, _], [b, _]) = (sums[2 * lane * rows + row], sums[(2 * lane + 1) * rows + row]);
+                sums[lane * rows + row][0] = add(a, b);
+            }
+        }
+    }
+}
+
 /// A permutation of `0..n` drawn from the seed (Fisher-Yates).
 fn permutation(n: usize, seed: u64) -> Arc<[u32]> {
     let mut order: Vec<u32> = (0..n as u32).collect();

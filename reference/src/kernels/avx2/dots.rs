@@ -9,36 +9,8 @@ use half::bf16;
 
 use super::{prefetch, tree, widen_eight};
 use crate::kernels::packed::Packed;
-use crate::kernels::scales::has_ties;
+use crate::kernels::source::Source;
 use crate::kernels::sum::{LANES, RUN, RUNS};
-
-/// A row of weights before it is widened.
-#[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
-    /// BF16.
-    Bf16(&'a [bf16]),
-    /// INT8 codes, their scale, and whether a product of it may lie in the middle between two BF16 values.
-    Scaled(&'a [i8], f32, bool),
-}
-
-impl<'a> Source<'a> {
-    /// INT8 codes and their scale.
-    pub(super) fn scaled(row: &'a [i8], scale: f32) -> Self {
-        Self::Scaled(row, scale, has_ties(scale))
-    }
-
-    fn bf16(&self) -> &'a [bf16] {
-        if let Self::Bf16(row) = self { row } else { &[] }
-    }
-
-    fn codes(&self) -> &'a [i8] {
-        if let Self::Scaled(row, ..) = self { row } else { &[] }
-    }
-
-    fn scale(&self) -> f32 {
-        if let Self::Scaled(_, scale, _) = self { *scale } else { 1.0 }
-    }
-}
 
 /// Outputs whose sums are in registers together.
 const OUTPUTS: usize = 3;
@@ -78,7 +50,7 @@ fn few_dots<const R: usize>(x: &[f32], sources: &[Source<'_>], out: &mut [f32]) 
         let four = |start: usize| -> [&Source<'_>; FEW] { from_fn(|j| &sources[(start + j).min(sources.len() - 1)]) };
         let (block, next) = (four(start), four(start + FEW));
         let scales = block.map(|source| _mm256_set1_ps(source.scale()));
-        let ties = block.iter().any(|source| matches!(source, Source::Scaled(.., true)));
+        let ties = block.iter().any(|source| source.ties());
         let lanes = if let Source::Bf16(_) = block[0] {
             let [block, next] = [block, next].map(|rows| rows.map(|row| row.bf16()));
             few_lanes::<R, bf16>(x, &block, &next, |_, eight| widen_eight(eight))

@@ -15,10 +15,9 @@ use std::array::from_fn;
 
 use half::bf16;
 
-use self::dots::Source;
 use super::level::{Block, Kernels, Weighted};
 use super::plain::Plain;
-use super::scales::splits;
+use super::source::{Source, splits};
 use super::sum::LANES;
 use super::upcoming::Upcoming;
 

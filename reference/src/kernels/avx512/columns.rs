@@ -7,7 +7,7 @@ use half::bf16;
 use super::ZERO;
 use super::staged::{Ahead, STAGED, Stage};
 use crate::kernels::level::Block;
-use crate::kernels::sum::LANES;
+use crate::kernels::sum::{LANES, tree_of_columns};
 
 /// Widened weights of 32 columns.
 type ColumnPanel = [[__m512; 2]; STAGED];
@@ -61,21 +61,9 @@ pub(super) fn columns(x: &[f32], w: Block<'_, bf16>, out: &mut [f32]) {
     }
     for (block, acc) in acc.chunks_exact_mut(LANES * rows).enumerate() {
         let columns = block * 32..width.min(block * 32 + 32);
-        if depth.div_ceil(STAGED) % 2 == 1 {
-            for [sum, first] in &mut *acc {
-                *sum = [_mm512_add_ps(sum[0], first[0]), _mm512_add_ps(sum[1], first[1])];
-            }
-        }
-        let mut live = LANES;
-        while live > 1 {
-            live /= 2;
-            for lane in 0..live {
-                for row in 0..rows {
-                    let ([a, _], [b, _]) = (acc[2 * lane * rows + row], acc[(2 * lane + 1) * rows + row]);
-                    acc[lane * rows + row][0] = [_mm512_add_ps(a[0], b[0]), _mm512_add_ps(a[1], b[1])];
-                }
-            }
-        }
+        tree_of_columns(acc, rows, depth.div_ceil(STAGED) % 2 == 1, |a, b| {
+            [_mm512_add_ps(a[0], b[0]), _mm512_add_ps(a[1], b[1])]
+        });
         for (row, [sums, _]) in acc[..rows].iter().enumerate() {
             let mut values = [0f32; 32];
             // SAFETY: two registers are stored into two times sixteen elements.

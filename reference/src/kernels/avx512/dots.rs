@@ -10,26 +10,8 @@ use half::bf16;
 use super::ZERO;
 use crate::kernels::avx2::prefetch;
 use crate::kernels::packed::Packed;
+use crate::kernels::source::Source;
 use crate::kernels::sum::{LANES, RUN, RUNS};
-
-/// A row of weights before it is widened.
-#[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
-    /// BF16.
-    Bf16(&'a [bf16]),
-    /// INT8 codes, their scale, and whether a product of it may lie in the middle between two BF16 values.
-    Scaled(&'a [i8], f32, bool),
-}
-
-impl Source<'_> {
-    /// Where term `at` lies, and the bytes of a term.
-    fn address(&self, at: usize) -> (*const u8, usize) {
-        match self {
-            Self::Bf16(row) => (row.as_ptr().wrapping_add(at).cast(), size_of::<bf16>()),
-            Self::Scaled(row, ..) => (row.as_ptr().wrapping_add(at).cast(), size_of::<i8>()),
-        }
-    }
-}
 
 /// Pairs of outputs whose sums are in registers together.
 const PAIRS: usize = 3;
@@ -115,17 +97,15 @@ fn dot_group<const R: usize>(
     let Some(weights) = weights else { return dot_block::<R>(x, terms, panel, out, ahead, |_| {}) };
     let mut scales = [ZERO; PAIRS];
     for pair in 0..PAIRS {
-        if let (Source::Scaled(_, a, _), Source::Scaled(_, b, _)) = (weights[2 * pair], weights[2 * pair + 1]) {
-            scales[pair] = _mm512_insertf32x8::<1>(_mm512_set1_ps(*a), _mm256_set1_ps(*b));
-        }
+        let (a, b) = (weights[2 * pair].scale(), weights[2 * pair + 1].scale());
+        scales[pair] = _mm512_insertf32x8::<1>(_mm512_set1_ps(a), _mm256_set1_ps(b));
     }
     let from: [*const u8; 2 * PAIRS] = weights.map(|row| row.address(at).0);
     let (whole, rest) = (terms / LANES, terms % LANES);
     match weights[0] {
         Source::Bf16(_) => {
             if rest > 0 {
-                let value = |row: &Source<'_>, k: usize| if let Source::Bf16(row) = row { row[k] } else { bf16::ZERO };
-                let last = last_terms(weights, at, terms, value);
+                let last = last_terms(weights.map(|row| row.bf16()), at, terms);
                 // SAFETY: the padded copies hold eight values each.
                 panel[whole].set(unsafe { widen_bf16(last.each_ref().map(|last| last.as_ptr()), 0) });
             }
@@ -136,10 +116,9 @@ fn dot_group<const R: usize>(
             });
         }
         Source::Scaled(..) => {
-            let ties = weights.iter().any(|row| matches!(row, Source::Scaled(.., true)));
+            let ties = weights.iter().any(|row| row.ties());
             if rest > 0 {
-                let code = |row: &Source<'_>, k: usize| if let Source::Scaled(row, ..) = row { row[k] } else { 0 };
-                let last = last_terms(weights, at, terms, code);
+                let last = last_terms(weights.map(|row| row.codes()), at, terms);
                 // SAFETY: the padded copies hold eight codes each.
                 panel[whole].set(unsafe { widen_with_ties(last.each_ref().map(|last| last.as_ptr()), 0, scales) });
             }
@@ -229,19 +208,12 @@ unsafe fn widen_with_ties(rows: [*const i8; 2 * PAIRS], at: usize, scales: [__m5
 }
 
 /// The terms after the last whole eight of each row, filled up with zeros.
-fn last_terms<T: Copy + Default>(
-    weights: &[&Source<'_>; 2 * PAIRS],
-    at: usize,
-    terms: usize,
-    term: impl Fn(&Source<'_>, usize) -> T,
-) -> [[T; LANES]; 2 * PAIRS] {
-    let mut last = [[T::default(); LANES]; 2 * PAIRS];
-    for (last, row) in last.iter_mut().zip(weights) {
-        for (k, last) in (terms - terms % LANES..terms).zip(last) {
-            *last = term(row, at + k);
-        }
-    }
-    last
+fn last_terms<T: Copy + Default>(rows: [&[T]; 2 * PAIRS], at: usize, terms: usize) -> [[T; LANES]; 2 * PAIRS] {
+    rows.map(|row| {
+        let mut last = [T::default(); LANES];
+        last[..terms % LANES].copy_from_slice(&row[at + terms - terms % LANES..at + terms]);
+        last
+    })
 }
 
 /// Adds a panel's products, those of a first and a second run, to the lanes of `R` activation rows and prefetches the

@@ -17,11 +17,10 @@ use std::array::from_fn;
 use half::bf16;
 
 use self::attention::COLUMNS;
-use self::dots::Source;
 use super::avx2;
 use super::level::{Block, Kernels, Weighted};
 use super::plain::Plain;
-use super::scales::{has_ties, splits};
+use super::source::{Source, splits};
 use super::sum::{LANES, RUNS};
 use super::upcoming::Upcoming;
 
@@ -81,9 +80,7 @@ impl Kernels for Avx512 {
             return Plain.scaled_outputs(x, w, scale, out);
         }
         // SAFETY: as above.
-        unsafe {
-            dots::dots(x, w.width(), w.rows(), |n| Source::Scaled(w.row(n), scale[n], has_ties(scale[n])), out);
-        }
+        unsafe { dots::dots(x, w.width(), w.rows(), |n| Source::scaled(w.row(n), scale[n]), out) }
     }
 
     fn scores(&self, q: &[f32], keys: &[&[bf16]], upcoming: &mut Upcoming<'_>, out: &mut [f32]) {
